@@ -1,0 +1,1 @@
+"""Reference implementations of RL post-training methods in pure functional JAX."""
