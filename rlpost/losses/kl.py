@@ -1,0 +1,119 @@
+"""Divergence from a frozen policy: three estimators, their unbiased form, the sum.
+
+With `x = logp - reference_logp` of a token drawn from the policy p, reference q:
+
+    estimator      value                E value      E of its gradient
+    k1             x                    KL(p||q)     0
+    k2             x^2 / 2              biased       grad KL(p||q)
+    k3             exp(-x) - 1 + x      KL(p||q)     grad KL(q||p), not KL(p||q)
+    unbiased(k1)   r k1                 KL(p||q)     grad KL(p||q)
+    unbiased(k3)   r k3                 KL(p||q)     grad KL(p||q)
+
+where r = p / stop_gradient(p) is 1 with the gradient of logp. All of this is of one
+token given those before it; that a token also moves the states that follow (and the
+divergence there) is for a penalty in the reward. The expectations hold for tokens drawn
+from p: on older samples each estimator is as stale as they are.
+
+References:
+    Schulman, Approximating KL Divergence, 2020 (k1, k2, k3).
+    Shao et al., DeepSeekMath, arXiv:2402.03300, eq. 4 (k3 in the loss).
+    Tang and Munos, On a few pitfalls in KL divergence gradient estimation for RL,
+    arXiv:2506.09477 (the gradients above).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from rlpost.losses.ratio import masked_difference
+from rlpost.types import Array, Batch, Scores, TokenLoss
+
+Estimator = Callable[[Array], Array]  # of x = logp - reference_logp, f32[B, T]
+
+
+def k1(x: Array) -> Array:
+    """`x`: unbiased in value, noisy, and without gradient in expectation."""
+    return x
+
+
+def k2(x: Array) -> Array:
+    """`x^2 / 2`: biased in value, its gradient is that of KL(p||q)."""
+    return 0.5 * x**2
+
+
+def k3(x: Array) -> Array:
+    """`exp(-x) - 1 + x`: unbiased in value, never negative; gradient of KL(q||p)."""
+    return jnp.expm1(-x) + x
+
+
+def unbiased(estimator: Estimator) -> Estimator:
+    """The estimator times the live ratio p / stop_gradient(p): right in both respects.
+
+    The value stays; the gradient gains `estimator(x) grad logp`, the part of the
+    derivative of an expectation under p that comes from p itself.
+    """
+
+    def corrected(x: Array) -> Array:
+        return jnp.exp(x - jax.lax.stop_gradient(x)) * estimator(x)
+
+    return corrected
+
+
+unbiased_k1 = unbiased(k1)
+unbiased_k3 = unbiased(k3)
+
+
+def kl(estimator: Estimator = k3, *, frozen: str = "reference") -> TokenLoss:
+    """KL of the policy from a frozen one, estimated from the sampled tokens.
+
+    Args:
+        estimator: `k1`, `k2`, `k3`, `unbiased_k1`, `unbiased_k3`; see the table above.
+        frozen: the name of the network in `scores.frozen`.
+
+    Returns:
+        A term mapping (Scores, Batch) to f32[B, T], nats; 0 off the mask.
+
+    Warns:
+        UserWarning: for `k1`, whose expected gradient as a loss is 0.
+    """
+    if estimator is k1:
+        warnings.warn(
+            "k1 as a loss has an expected gradient of 0: it regularises nothing and "
+            "adds noise. Use k2 or unbiased_k1, or put k1 in the reward.",
+            stacklevel=2,
+        )
+
+    def term(scores: Scores, batch: Batch) -> Array:
+        other = scores.need(frozen).logp
+        return estimator(masked_difference(scores.logp, other, batch.mask))
+
+    return term
+
+
+def exact_kl(*, frozen: str = "reference") -> TokenLoss:
+    """KL(policy || frozen) of each token, summed over the vocabulary, f32[B, T], nats.
+
+    Value and gradient are exact at the states of the batch. Needs the distributions of
+    both: a second pass over the output matrices.
+    """
+
+    def term(scores: Scores, batch: Batch) -> Array:
+        policy = need_distribution(scores).only(batch.mask)
+        other = jax.lax.stop_gradient(need_distribution(scores.need(frozen)))
+        return jnp.where(batch.mask, policy.kl(other), 0.0)
+
+    return term
+
+
+def need_distribution(scores: Scores):
+    """`scores.distribution`, or an error that says what to do."""
+    if scores.distribution is None:
+        raise ValueError(
+            "this objective needs scores.distribution: score with a policy that "
+            "returns one, or set Categorical(logits=...)"
+        )
+    return scores.distribution

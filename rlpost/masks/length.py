@@ -1,0 +1,20 @@
+"""Masks that look at how a response ended."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from rlpost.types import Array, Batch, Scores
+
+
+def drop_truncated(scores: Scores, batch: Batch) -> Array:
+    """bool[B, T], False on all of a response that hit its length limit.
+
+    Its reward still counts in its group's mean and std: the mask is about gradients.
+    With `kept_token_mean` or `kept_sequence_mean` the response leaves the denominator
+    too; with the other aggregates it stays there and adds 0.
+
+    References:
+        Yu et al., DAPO, arXiv:2503.14476, section 3.4 (overlong filtering).
+    """
+    return jnp.broadcast_to(~batch.need("truncated")[:, None], batch.mask.shape)
