@@ -1,0 +1,1 @@
+"""From text to rollouts: tokenizers, chat templates, the sampler, agents' turns."""
