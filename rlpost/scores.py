@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
+from rlpost.distributions import Categorical
 from rlpost.types import Array, Batch, Params, Policy, Score, Scores
 
 
@@ -46,22 +47,23 @@ def token_scores(policy: Policy, frozen: Mapping[str, Policy] | None = None) -> 
 
 
 def value_scores(policy: Policy) -> Score:
-    """Score by a policy with a value head on its last hidden state.
+    """Score by a linear value head on the last hidden states of a frozen policy.
 
-    Parameters are `{"policy": ..., "value": {"w": [D, 1], "b": [1]}}`. The value at
-    slot t is read from the hidden state of slot t - 1, the state before the decision.
+    The head's parameters are `{"w": [D, 1], "b": [1]}`; the policy's come in the frozen
+    parameters as "policy". The value at slot t is read from the hidden state of slot
+    t - 1, the state before the decision; no gradient reaches the policy.
 
     Returns:
         A Score whose `value` is f32[B, T] in units of reward, 0 off the mask.
     """
 
     def score(params: Params, frozen_params: Mapping[str, Params], batch: Batch):
-        scores = _read(policy, params["policy"], batch)
-        hidden = scores.distribution.hidden if scores.distribution else None
-        if hidden is None:
+        scores = _read(policy, frozen_params["policy"], batch)
+        law = scores.distribution
+        if law is None or law.hidden is None:
             raise ValueError("a value head needs a policy that returns hidden states")
-        head = params["value"]
-        value = (hidden.astype(jnp.float32) @ head["w"])[..., 0] + head["b"][0]
+        hidden = jax.lax.stop_gradient(law.hidden).astype(jnp.float32)
+        value = law.spread((hidden @ params["w"])[..., 0] + params["b"][0])
         return scores.replace(value=jnp.where(batch.mask, value, 0.0))
 
     return score
@@ -69,12 +71,56 @@ def value_scores(policy: Policy) -> Score:
 
 def _read(policy: Policy, params: Params, batch: Batch) -> Scores:
     tokens = jnp.where(real_slots(batch), batch.need("tokens"), 0)
-    law, _ = policy.apply(
-        params, tokens, positions=_positions(batch), segments=batch.segment
-    )
-    law = law.shift().tempered(batch.temperature).only(batch.mask)
+    if batch.shared is not None:
+        law = _law_of_responses(policy, params, batch, tokens)
+    else:
+        law, _ = policy.apply(
+            params, tokens, positions=_positions(batch), segments=batch.segment
+        )
+        law = law.shift()
+    law = law.tempered(batch.temperature).only(batch.mask)
     logp = jnp.where(batch.mask, law.logp(tokens), 0.0)
     return Scores(logp=logp, distribution=law)
+
+
+def _law_of_responses(
+    policy: Policy, params: Params, batch: Batch, tokens: Array
+) -> Categorical:
+    """The laws of all slots after the prompt, each prompt computed once.
+
+    The prompt's keys and values are a cache that its responses read, and that
+    gradients flow through.
+    """
+    shared = batch.shared
+    assert shared is not None
+    rows, length = tokens.shape
+    leads = shared.leader == jnp.arange(rows)
+    leaders = jnp.nonzero(leads, size=shared.prompts, fill_value=0)[0]
+    which = (jnp.cumsum(leads) - 1)[shared.leader]
+
+    slots = jnp.arange(shared.prompt_slots)
+    inside = slots < shared.prompt_length[leaders][:, None]
+    prompt_law, cache = policy.apply(
+        params,
+        tokens[leaders, : shared.prompt_slots],
+        positions=jnp.where(inside, slots, -1),
+        cache=policy.init_cache(shared.prompts, length),
+    )
+    cache = jax.tree.map(lambda x: x[:, which], cache)
+
+    at = shared.prompt_length[:, None] + jnp.arange(shared.response_slots)
+    there = (at < length) & jnp.take_along_axis(
+        real_slots(batch), jnp.minimum(at, length - 1), axis=1
+    )
+    at = jnp.where(there, at, -1)
+    response = jnp.take_along_axis(tokens, jnp.maximum(at, 0), axis=1)
+    law, _ = policy.apply(params, response, positions=at, cache=cache)
+    if law.hidden is None or prompt_law.hidden is None:
+        raise ValueError("shared prompts need a policy that returns hidden states")
+    # The law of a response's first token stands at the end of its prompt.
+    last = prompt_law.hidden[which, shared.prompt_length - 1]
+    hidden = jnp.concatenate([last[:, None], law.hidden[:, :-1]], axis=1)
+    return law.replace(hidden=hidden, at=at, length=length)
 
 
 def real_slots(batch: Batch) -> Array:

@@ -63,6 +63,24 @@ def total(terms: Terms) -> Array:
 
 
 @struct.dataclass(kw_only=True)
+class Shared:
+    """How a microbatch computes each prompt once for all its responses.
+
+    Attributes:
+        leader: i32[B], the first row of the microbatch that has this row's prompt.
+        prompt_length: i32[B], slots before the response.
+        prompts: how many different prompts there are at most.
+        prompt_slots, response_slots: the longest prompt and response, rounded up.
+    """
+
+    leader: Array
+    prompt_length: Array
+    prompts: int = struct.field(pytree_node=False)
+    prompt_slots: int = struct.field(pytree_node=False)
+    response_slots: int = struct.field(pytree_node=False)
+
+
+@struct.dataclass(kw_only=True)
 class Batch:
     """Rows to learn from. Every leaf leads with B, so any selection of rows is a Batch.
 
@@ -83,7 +101,9 @@ class Batch:
         truncated: bool[B], the response hit its length limit.
         version: i32[B], which weights drew the row.
         segment: i32[B, T], ids of packed sequences (likelihood data only), 0 padding.
-        extras: named arrays [B, ...] that an objective or a controller asks for.
+        shared: set where a batch is split, if prompts are to be computed once.
+        extras: named arrays [B, ...] that an objective or a controller asks for; one
+            whose second axis is T is cut to a microbatch's length with the tokens.
     """
 
     mask: Array
@@ -100,6 +120,7 @@ class Batch:
     truncated: Array | None = None
     version: Array | None = None
     segment: Array | None = None
+    shared: Shared | None = None
     extras: Mapping[str, Array] = struct.field(default_factory=dict)
 
     def need(self, name: str) -> Array:
@@ -238,6 +259,7 @@ class Finish:
     LENGTH = 1  # max_new_tokens, or the cache was full
     TEXT = 2  # a stop string
     ENVIRONMENT = 3  # the environment ended the episode
+    ERROR = 4  # the environment failed; such a row cannot be scored
 
 
 def check_range(name: str, value: Any, low: float, high: float = float("inf")) -> None:

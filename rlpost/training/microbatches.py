@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from rlpost.types import Batch
+from rlpost.types import Batch, Shared
 
 
 def length_buckets(longest: int, *, smallest: int = 32) -> tuple[int, ...]:
@@ -30,6 +30,7 @@ def split(
     *,
     rows: int,
     buckets: Sequence[int] | None = None,
+    share: bool = False,
 ) -> list[Batch]:
     """Cut a prepared batch into microbatches of `rows` rows each.
 
@@ -42,6 +43,9 @@ def split(
         batch: leaves [B, ...], on the host or gathered to it.
         rows: rows of a microbatch; at least the largest unit.
         buckets: lengths to cut T to; None takes `length_buckets`.
+        share: compute a prompt once for all its responses in a microbatch, where that
+            saves a fifth of the tokens or more. Equal prompts (the tokens before the
+            mask) are found here, and put beside each other.
 
     Returns:
         A list of Batches [rows, t, ...], t from the buckets; at least one.
@@ -70,7 +74,10 @@ def split(
         )
     sizes = sorted(set(buckets or length_buckets(longest)) | {longest})
     bucket = [next(s for s in sizes if s >= max(1, length[u].max())) for u in units]
-    order = sorted(range(len(units)), key=lambda i: (bucket[i], i))
+    share = share and batch.segment is None and batch.tokens is not None
+    prompts = _prompts(batch) if share else np.zeros(count, int)
+    first = [int(prompts[u].min()) for u in units]
+    order = sorted(range(len(units)), key=lambda i: (bucket[i], first[i], i))
     parts: list[tuple[int, list[int]]] = []
     for i in order:
         fits = parts and len(parts[-1][1]) + len(units[i]) <= rows
@@ -79,7 +86,55 @@ def split(
         parts[-1][1].extend(units[i].tolist())
     if not parts:
         parts = [(sizes[0], [])]
-    return [_take(batch, chosen, rows, size) for size, chosen in parts]
+    split_up = [_take(batch, chosen, rows, size) for size, chosen in parts]
+    return [_share(part) for part in split_up] if share else split_up
+
+
+def _prompts(batch: Batch) -> np.ndarray:
+    """i32[B], equal for rows whose tokens before the mask are equal."""
+    names: dict[bytes, int] = {}
+    start = np.argmax(batch.mask, axis=1)
+    return np.array(
+        [
+            names.setdefault(row[:end].tobytes(), len(names))
+            for row, end in zip(batch.tokens, start, strict=True)
+        ]
+    )
+
+
+def _share(batch: Batch) -> Batch:
+    """The microbatch with what is needed to compute its prompts once, if that pays."""
+    rows, length = batch.mask.shape
+    slots = np.arange(length) + 1
+    end = np.max(np.where(batch.mask, slots, 0), axis=1)
+    real = end > 0
+    if not real.any():
+        return batch
+    start = np.argmax(batch.mask, axis=1)
+    if not start[real].all():
+        return batch  # a response without a prompt: nothing to share
+    prompt = np.where(real, _prompts(batch), -1)
+    leaders: dict[int, int] = {}
+    for row in np.flatnonzero(real):
+        leaders.setdefault(int(prompt[row]), int(row))
+    # Empty rows follow some prompt; they learn nothing from it.
+    any_row = next(iter(leaders.values()))
+    leader = np.array([leaders.get(int(p), any_row) for p in prompt])
+    start = np.where(real, start, start[any_row])
+
+    def up(size: int) -> int:
+        buckets = length_buckets(length, smallest=8)
+        return next(s for s in buckets if s >= min(size, length))
+
+    shared = Shared(
+        leader=leader.astype(np.int32),
+        prompt_length=start.astype(np.int32),
+        prompts=min(rows, 1 << (len(leaders) - 1).bit_length()),
+        prompt_slots=up(int(start[real].max())),
+        response_slots=up(int((end - start)[real].max())),
+    )
+    cost = shared.prompts * shared.prompt_slots + rows * shared.response_slots
+    return batch.replace(shared=shared) if cost <= 0.8 * rows * length else batch
 
 
 def stack(batches: Sequence[Batch]) -> Batch:

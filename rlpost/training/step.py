@@ -195,7 +195,7 @@ def learner(
 
     weigh_one = jax.jit(weigh)
     accumulate_one = jax.jit(accumulate, donate_argnums=0)
-    finish_all = jax.jit(finish, donate_argnums=(0, 1))
+    finish_all = jax.jit(finish, donate_argnums=0)
 
     def update(state, held, frozen, batches: Sequence[Batch], decision=None):
         if not batches:
