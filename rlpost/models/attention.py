@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -125,10 +126,11 @@ def attend(
         weight = jax.nn.softmax(jnp.concatenate(scores, axis=-1), axis=-1)
         ends = [keys.position.shape[1] for keys in sources]
         parts = jnp.split(weight, [sum(ends[:i]) for i in range(1, len(ends))], axis=-1)
-        return sum(
+        mixed = [
             jnp.einsum("bkgts,bskh->btkgh", part.astype(keys.value.dtype), keys.value)
             for part, keys in zip(parts, sources, strict=True)
-        ).astype(query.dtype)
+        ]
+        return functools.reduce(jnp.add, mixed).astype(query.dtype)
 
     if length <= QUERIES:
         return some(query, position, segment).reshape(batch, length, heads, size)

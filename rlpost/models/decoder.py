@@ -224,21 +224,23 @@ def _layers(
     cosine, sine = jnp.cos(angle), jnp.sin(angle)
     which = jnp.array([bases.index(base) for base in spec.rope_bases], jnp.int32)
     window = jnp.array([w or attention.FULL for w in spec.windows], jnp.int32)
-    kept = None if cache is None else _kept_slots(cache["key"].shape[2], positions)
+
+    if cache is not None:
+        kept = _kept_slots(cache["key"].shape[2], positions)
 
     def layer(x: Array, of_layer: Any) -> tuple[Array, Cache | None]:
         params, which, window, cached = of_layer
-        if cached is not None:
+        if cache is not None:
             cached = attention.Keys(cached["key"], cached["value"], kept)
         place = parts.Place(
             positions, segments, cosine[which], sine[which], window, cached
         )
         x, (key, value) = spec.block.apply(spec, params, x, place)
         # Without a cache nobody asks for keys and values: let them go.
-        return x, None if cached is None else {"key": key, "value": value}
+        return x, None if cache is None else {"key": key, "value": value}
 
     if remat is not None:
-        policy = None if remat == "full" else remat
+        policy = remat if callable(remat) else None
         layer = jax.checkpoint(layer, policy=policy, prevent_cse=False)
     return jax.lax.scan(layer, x, (layers, which, window, cache))
 
