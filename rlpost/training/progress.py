@@ -1,0 +1,199 @@
+"""What a person watching a run sees: a live bar in a terminal, plain lines in a log."""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TextIO
+
+from rlpost.training import processes
+
+# Shown first, if a run has them, and how they are called; then whatever else it has.
+SHOWN = {
+    "reward/mean": "reward",
+    "accuracy": "accuracy",
+    "loss": "loss",
+    "kl": "kl",
+    "entropy": "entropy",
+    "speed/tokens_per_s": "tok/s",
+}
+MOST = 6  # numbers in a line
+SAMPLE_SECONDS = 20.0  # between samples shown; the first come at once
+FIRST_SAMPLES = 3
+
+
+def _never_raises(method: Callable[..., None]) -> Callable[..., None]:
+    """A broken pipe or an odd character must not end a run of days."""
+
+    @functools.wraps(method)
+    def guarded(self: Progress, *args: Any) -> None:
+        if self._stream is None:
+            return
+        try:
+            method(self, *args)
+        except Exception:
+            self._stream = None
+
+    return guarded
+
+
+class Progress:
+    """The display of a run; only the first process shows one, and none ever raises.
+
+    Args:
+        steps: updates in all.
+        stream: where to; None means stdout.
+        live: a bar that moves; None decides by whether the stream is a terminal.
+        seconds: between two plain lines of training. Evaluations are always shown.
+    """
+
+    def __init__(
+        self,
+        steps: int,
+        *,
+        stream: TextIO | None = None,
+        live: bool | None = None,
+        seconds: float = 5.0,
+    ):
+        stream = sys.stdout if stream is None else stream
+        self._stream: TextIO | None = stream if processes.is_first() else None
+        self._live = stream.isatty() if live is None else live
+        self._steps = steps
+        self._seconds = seconds
+        self._bar: Any = None
+        self._shown = -math.inf
+        self._sampled = -math.inf
+        self._samples = 0
+        self._from = (0, time.monotonic())
+
+    @_never_raises
+    def start(self, step: int) -> None:
+        """Begin, `step` updates being done already."""
+        self._from = (step, time.monotonic())
+        if self._live:
+            self._bar = _bar(self._stream)
+            self._bar.start()
+            self._task = self._bar.add_task(
+                "training", total=self._steps, completed=step, numbers=""
+            )
+
+    @_never_raises
+    def train(self, line: Mapping[str, Any]) -> None:
+        """Show a line of training metrics, as `RunLog.write` returns it."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=line["step"], numbers=summary(line))
+            return
+        now = time.monotonic()
+        if now - self._shown >= self._seconds or line["step"] == self._steps:
+            self._shown = now
+            done = f"update {line['step']}/{self._steps}"
+            self._print("  ".join([done, summary(line), self._left(line["step"])]))
+
+    @_never_raises
+    def evaluation(self, line: Mapping[str, Any]) -> None:
+        """Show the metrics of an evaluation."""
+        self._print(f"eval after update {line['step']}:  {summary(line)}")
+
+    @_never_raises
+    def sample(self, sample: Mapping[str, Any]) -> None:
+        """Show what the model said, unless one was shown a moment ago."""
+        now = time.monotonic()
+        if self._samples >= FIRST_SAMPLES and now - self._sampled < SAMPLE_SECONDS:
+            return
+        self._samples += 1
+        self._sampled = now
+        self._print("  " + _one_line(sample))
+
+    @_never_raises
+    def note(self, message: str) -> None:
+        """Show a message."""
+        self._print(message)
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+        bar, self._bar = self._bar, None
+        if bar is not None:
+            try:
+                bar.stop()
+            except Exception:
+                self._stream = None
+
+    def _print(self, text: str) -> None:
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, highlight=False)
+        else:
+            print(text, file=self._stream, flush=True)
+
+    def _left(self, step: int) -> str:
+        begin, since = self._from
+        if step <= begin or step >= self._steps:
+            return ""
+        each = (time.monotonic() - since) / (step - begin)
+        return f"{duration(each * (self._steps - step))} left"
+
+
+def summary(line: Mapping[str, Any]) -> str:
+    """The numbers of a line worth a glance, "reward 0.312  loss 0.02"."""
+    numbers = {SHOWN[key]: line[key] for key in SHOWN if key in line}
+    for key, value in line.items():
+        told = key in SHOWN or key in ("step", "kind") or key.startswith("time")
+        if not told and len(numbers) < MOST:
+            numbers[key] = value
+    return "  ".join(f"{key} {_number(value)}" for key, value in numbers.items())
+
+
+def duration(seconds: float) -> str:
+    """Seconds for a human: "42 s", "3 min 20 s", "2 h 05 min"."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def _number(value: Any) -> str:
+    if value is None:
+        return "nan"
+    if isinstance(value, float):
+        return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return str(value)
+
+
+def _one_line(sample: Mapping[str, Any]) -> str:
+    def text(value: Any) -> str:
+        value = value if isinstance(value, str) else _number(value)
+        value = " ".join(value.split())
+        return value if len(value) <= 100 else value[:60] + " ... " + value[-35:]
+
+    told = [f"{key}: {text(sample[key])}" for key in SAMPLE if key in sample]
+    return " | ".join(told or [f"{k}: {text(v)}" for k, v in list(sample.items())[:4]])
+
+
+SAMPLE = ("question", "prompt", "response", "answer", "reward")
+
+
+def _bar(stream: TextIO | None) -> Any:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+    from rich.progress import Progress as Bar
+
+    return Bar(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[numbers]}"),
+        console=Console(file=stream, force_terminal=True),
+        refresh_per_second=4,
+    )
