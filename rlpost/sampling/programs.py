@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -111,7 +112,8 @@ def decode(
         position = rows.position + rows.active
         stopped = jnp.any(token[:, None] == rows.stop, axis=-1)
         active = rows.active & ~stopped & (position < rows.last)
-        return cache, rows.replace(token=token, position=position, active=active), drawn
+        rows = dataclasses.replace(rows, token=token, position=position, active=active)
+        return cache, rows, drawn
 
     cache, _, drawn = jax.lax.while_loop(going, step, (cache, rows, blank))
     return cache, drawn

@@ -48,8 +48,10 @@ def to_batch(
     kept = np.where(mask, rollout.kept, 1.0)
     full = np.where(mask, np.asarray(rollout.behavior_logp) + np.log(kept), 0.0)
     if reward is not None:
+        reward = np.array(reward, np.float32)
         failed = np.asarray(rollout.finish) == Finish.ERROR
-        reward = np.where(failed, np.nan, np.asarray(reward, np.float32))
+        if reward.shape == failed.shape:  # or `check_batch` says what is wrong
+            reward[failed] = np.nan
 
     def pad(x: Any) -> Array:
         return jnp.pad(jnp.asarray(x), ((0, 0), (0, -mask.shape[1] % multiple)))
