@@ -27,7 +27,7 @@ setup(
     python_requires=">=3.11",
     packages=PACKAGES,
     package_data={
-        "rlpost.report": ["page.css", "page.html", "page.js"],
+        "rlpost.report": ["*.css", "*.html", "*.js"],
         "rlpost.kernels": ["README.md"],
     },
     install_requires=[
