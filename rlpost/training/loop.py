@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -31,8 +31,8 @@ class Report(NamedTuple):
     """
 
     metrics: Mapping[str, Any]
-    samples: Sequence[Mapping[str, Any]] = ()
-    errors: Sequence[Mapping[str, Any]] = ()
+    samples: Iterable[Mapping[str, Any]] = ()
+    errors: Iterable[Mapping[str, Any]] = ()
 
 
 class Every(NamedTuple):
@@ -178,8 +178,9 @@ class _Output:
         self.failed_saves = 0
 
     def write(self, step: int, kind: str, report: Report, line: bool = True) -> None:
-        self.log.samples(step, kind, report.samples)
-        for sample in report.samples[:1]:
+        samples = list(report.samples)
+        self.log.samples(step, kind, samples)
+        for sample in samples[:1]:
             self.progress.sample(sample)
         for error in report.errors:
             self.trouble(step, error)

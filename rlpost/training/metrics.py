@@ -245,10 +245,14 @@ def _add_event(writer: Any, line: Mapping[str, Any], wall_time: float) -> None:
     from tensorboardX.proto.summary_pb2 import Summary
 
     values = [
-        Summary.Value(tag=f"{line['kind']}/{key}", simple_value=float(number))
+        Summary.Value(tag=_tag(line["kind"], key), simple_value=float(number))
         for key, number in line.items()
         if key not in ("step", "time", "kind") and number is not None
     ]
     event = Event(step=line["step"], wall_time=wall_time)
     event.summary.CopyFrom(Summary(value=values))
     writer.write_event(event)
+
+
+def _tag(kind: str, key: str) -> str:
+    return key if key.startswith(f"{kind}/") else f"{kind}/{key}"

@@ -50,6 +50,10 @@ class Phases:
             spent = time.perf_counter() - start
             self._seconds[name] = self._seconds.get(name, 0.0) + spent
 
+    def seconds(self, name: str) -> float:
+        """What the phase took since the last `take`; 0 if it did not run."""
+        return self._seconds.get(name, 0.0)
+
     def take(self) -> dict[str, float]:
         """{"time/<phase>": seconds} since the last call, and start anew."""
         taken = {f"time/{k}": round(v, 4) for k, v in self._seconds.items()}

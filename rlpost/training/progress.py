@@ -13,6 +13,7 @@ from rlpost.training import processes
 
 # Shown first, if a run has them, and how they are called; then whatever else it has.
 SHOWN = {
+    "pass@1": "pass@1",
     "reward/mean": "reward",
     "accuracy": "accuracy",
     "loss": "loss",
@@ -137,6 +138,7 @@ class Progress:
 
 def summary(line: Mapping[str, Any]) -> str:
     """The numbers of a line worth a glance, "reward 0.312  loss 0.02"."""
+    line = {key.removeprefix("eval/"): value for key, value in line.items()}
     numbers = {SHOWN[key]: line[key] for key in SHOWN if key in line}
     for key, value in line.items():
         told = key in SHOWN or key in ("step", "kind") or key.startswith("time")
