@@ -23,15 +23,19 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "losses": ("types", "distributions", "kernels"),
     "masks": ("types", "distributions", "kernels", "losses"),
     "aggregates": ("types",),
-    "compose": ("advantages", "losses", "masks", "aggregates"),
+    "combine": ("types",),
+    "compose": ("combine", "advantages", "losses", "masks", "aggregates"),
     "methods": ("compose",),
     "scores": ("types", "distributions", "kernels"),
     "models": ("types", "distributions", "kernels"),
     "sampling": ("models", "scores"),
+    "data": ("types",),
+    "rewards": ("data", "types"),
+    "diagnostics": ("types",),
     "report": (),
 }
 # Methods that extend another: the extension, then the baseline it names.
-EXTENSIONS: set[tuple[str, str]] = set()
+EXTENSIONS = {("dr_grpo", "grpo"), ("rloo", "reinforce")}
 
 
 def tracked() -> list[pathlib.Path]:
@@ -184,7 +188,8 @@ def test_packages_are_complete():
     # A folder of code without __init__.py would be missing from the wheel; kernels is
     # the one that has none, so that it cannot shadow a package of the same name.
     folders = {path.parent for path in sources("rlpost")} - {ROOT / "rlpost/kernels"}
-    assert not [str(f) for f in folders if not (f / "__init__.py").exists()]
+    bare = [str(f) for f in folders if not (f / "__init__.py").exists()]
+    assert not bare, bare
     assert not (ROOT / "kernels/__init__.py").exists()
     link = ROOT / "rlpost/kernels"
     assert link.is_symlink()
@@ -223,7 +228,8 @@ def test_package_holds_code_kernels_and_page(kind, tmp_path):
         inside = {str(p.relative_to(where)) for p in where.rglob("*") if p.is_file()}
     expected = {str(p.relative_to(ROOT)) for p in sources("rlpost")}
     expected |= {"rlpost/kernels/probe.py", "rlpost/report/curves.js"}
-    assert not expected - inside
+    missing = sorted(expected - inside)
+    assert not missing, missing
     # And it imports from there, with the checkout out of sight.
     code = (
         f"import sys; sys.path.insert(0, {str(where)!r}); import rlpost.kernels.probe;"
@@ -242,6 +248,16 @@ def test_constraints_pin_every_dependency():
     wanted = re.findall(r'^ +"([A-Za-z][\w-]*)[^"/. ]*",', text, re.M)
     assert len(wanted) > 20
     assert not {name.lower() for name in wanted} - pinned
+
+
+@pytest.mark.slow
+def test_contributing_is_true():
+    # Its example is run as it stands there.
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    names: dict = {}
+    for block in re.findall(r"```python\n(.*?)```", text, re.S):
+        exec(compile(block, "CONTRIBUTING.md", "exec"), names)
+    names["test_invariants"]()
 
 
 def test_readme_commands_exist():

@@ -5,7 +5,7 @@
 config.json     the resolved config, nested
 choices.json    what was bound: the objective with its arguments, versions, commit
 metrics.jsonl   a line per record: step, time (s since the start), kind (train | eval)
-                and numbers under flat names such as "reward/mean", "kl/behavior",
+                and numbers under flat names such as "reward/mean", "kl_behavior",
                 "time/sample", "eval/pass@1", "eval/baseline_constant"; null or absent
                 where nothing was measured
 samples.jsonl   a line per sample: step, kind, group, prompt, response, reward, parts,

@@ -52,13 +52,9 @@ function chart(panel, first) {
   const title = make("h3", "", panel.title);
   if (panel.unit) title.append(make("span", "unit", panel.unit));
   const keys = make("div", "keys"), values = [];
-  // What all names begin with is said by the title already; a single name is said whole
-  // where it adds something.
-  const prefix = panel.series[0].name.split("/")[0] + "/";
   panel.series.forEach((series, i) => {
     const mark = colour(make("i", panel.bands ? "band" : ""), i), value = make("b");
-    const name = series.name.startsWith(prefix) ? series.name.slice(prefix.length) : series.name;
-    keys.append(make("span", "", mark, series.name.includes("/") ? `${name} ` : "", value));
+    keys.append(make("span", "", mark, series.label && `${series.label} `, value));
     values.push(value);
   });
   panel.guides.forEach((guide, i) => {
@@ -169,7 +165,7 @@ function point(self, at) {
   if (where === null) return;
   for (const end of ["x1", "x2"]) self.cross.setAttribute(end, self.X(where));
   if (self.stamp) self.stamp.remove();
-  self.stamp = svg("text", { x: self.X(where) + 4, y: 16 }, axis === "t" ? clock(where) : `step ${where}`);
+  self.stamp = svg("text", { class: "stamp", x: self.X(where) + 4, y: 16 }, axis === "t" ? clock(where) : `step ${where}`);
   if (self.X(where) > self.width - 60) {
     self.stamp.setAttribute("text-anchor", "end");
     self.stamp.setAttribute("x", self.X(where) - 4);

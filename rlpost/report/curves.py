@@ -17,18 +17,20 @@ BASELINE = "eval/baseline"
 # (title, unit, names), in the order of the page; what no pattern takes is gathered by
 # the part before the slash and shown below, folded. "bands" are stacked.
 PANELS = (
-    ("Held-out evaluation", "", r"eval/(pass@\d+|accuracy|correct|score|reward)(/.*)?"),
+    ("Held-out evaluation", "", r"eval/(pass@\d+|accuracy|correct|score)"),
     ("Training reward", "", r"reward(/.*)?"),
     ("Loss", "", r"loss(/.*)?"),
-    ("KL", "nats", r"kl(/.*)?"),
-    ("Ratio", "", r"(ratio|log_ratio)(/.*)?"),
-    ("Entropy", "nats a token", r"entropy(/.*)?"),
-    ("Kept share", "", r"kept(/.*)?"),
-    ("Truncated share", "", r"(length/)?truncated"),
-    ("Response length", "tokens", r"length(/.*)?"),
-    ("Time by phase", "s a step", r"time/.*"),
-    ("Throughput", "tokens a second", r"tokens_per_second(/.*)?"),
-    ("Model FLOP utilisation", "", r"mfu"),
+    ("KL", "nats a token", r"kl([_/].*)?"),
+    ("Ratio", "", r"ratio([_/].*)?"),
+    ("Clipped share", "", r"clip_fraction"),
+    ("Entropy", "nats a token", r"entropy"),
+    ("Kept share", "of tokens", r"kept"),
+    ("Rows with signal", "share", r"signal"),
+    ("Truncated share", "", r"(response/)?truncated"),
+    ("Response length", "tokens", r"response/tokens"),
+    ("Time by phase", "s a step", r"time/(?!step$).*"),  # step holds the others
+    ("Throughput", "tokens a second", r"(speed/)?tokens_per_s(econd)?"),
+    ("Model FLOP utilisation", "", r"(speed/)?mfu"),
 )
 BANDS = "Time by phase"
 TOGETHER = {"Held-out evaluation", "Training reward", BANDS}  # whatever their scales
@@ -47,14 +49,16 @@ def panels(
         notes: gains a sentence for what was thinned, left out or not finite.
 
     Returns:
-        A list of {title, unit, bands, more, series, guides}: series are {name, x, t, y,
-        smooth} with steps, seconds, values (None where not measured) and, for many
-        points, their running mean; guides are {name, y}.
+        A list of {title, unit, bands, more, series, guides}: series are {name, label,
+        x, t, y, smooth} with steps, seconds, values (None where not measured) and, for
+        many points, their running mean; guides are {name, y}.
     """
     series, odd, thinned = _series(metrics)
     made: dict[str, dict[str, Any]] = {}
     for title, unit, pattern in PANELS:
         names = [n for n in series if re.fullmatch(pattern, n)]
+        if title == "Loss" and len(names) == 2:
+            names = names[:1]  # the sum of one term is that term
         _add(made, title, unit, False, {n: series.pop(n) for n in names})
     baselines = [n for n in series if n.startswith(BASELINE)]
     guides = [{"name": baseline_name(n), "y": _last(series.pop(n))} for n in baselines]
@@ -69,6 +73,8 @@ def panels(
     if PANELS[0][0] in made:
         made[PANELS[0][0]]["guides"] = [g for g in guides if g["y"] is not None]
     for panel in made.values():
+        if len(panel["series"]) == 1 and not panel["more"]:
+            panel["series"][0]["label"] = ""  # the title says it
         if len(panel["series"]) > SERIES:
             left = [s["name"] for s in panel["series"][SERIES:]]
             notes.append(f"{panel['title']} is drawn without {', '.join(left)}.")
@@ -98,7 +104,9 @@ def _add(
     if found:
         new = {"title": title, "unit": unit, "bands": title == BANDS, "more": more}
         panel = made.setdefault(title, {**new, "series": [], "guides": []})
-        panel["series"] += [{"name": name, **s} for name, s in found.items()]
+        for name, series in found.items():
+            label = name.split("/", 1)[-1].replace("_", " ")
+            panel["series"].append({"name": name, "label": label, **series})
 
 
 def _by_scale(panel: dict[str, Any]) -> list[dict[str, Any]]:
@@ -127,6 +135,7 @@ def _series(
     odd: dict[str, list[int]] = {}
     for kind, records in metrics.items():
         names = sorted({k for r in records for k in r} - NOT_CURVES)
+        names.sort(key=lambda name: not name.endswith("/mean"))
         for name in names:
             rows = []
             for record in records:
@@ -136,9 +145,8 @@ def _series(
                     y = None
                 rows.append((record["step"], number(record.get("time")), y))
             if any(y is not None for _, _, y in rows):
-                # One name in both kinds is two curves.
-                shown = name if name not in points else f"{kind}: {name}"
-                points[shown] = rows
+                own = kind == "train" or name.startswith(f"{kind}/")
+                points[name if own else f"{kind}: {name}"] = rows
     thinned = any(len(rows) > POINTS for rows in points.values())
     return {name: _curve(name, rows) for name, rows in points.items()}, odd, thinned
 

@@ -149,7 +149,7 @@ def _facts(run: Run) -> str:
     times = [t for records in run.metrics.values() for _, t in _known(records, "time")]
     if times:
         facts.append(("time", _duration(max(times))))
-    speeds = [y for _, y in _known(train, "tokens_per_second")]
+    speeds = [y for _, y in _known(train, "speed/tokens_per_s")]
     if speeds:
         facts.append(("tokens a second", f"{statistics.median(speeds):,.0f}"))
     for name in ("commit", "seed"):

@@ -119,7 +119,7 @@ def metrics(rng: np.random.Generator, steps: int) -> list[dict]:
                     "eval/pass@4": round(0.12 + 0.72 * skill + rng.normal(0, 0.01), 4),
                     "eval/baseline_constant": 0.11,
                     "eval/baseline_instructed": 0.17,
-                    "eval/prompts": 64,
+                    "time/eval": 2.0,
                 }
             )
         if step == 0:
@@ -139,21 +139,26 @@ def metrics(rng: np.random.Generator, steps: int) -> list[dict]:
                 "loss": round(-0.02 * np.exp(-step / 9) + rng.normal(0, 0.004), 5)
                 if step != 17
                 else float("nan"),
-                "kl/behavior": round(abs(rng.normal(8e-4, 3e-4)), 7),
-                "kl/reference": round(0.22 * skill + abs(rng.normal(0, 0.006)), 5),
-                "ratio/max": round(1.05 + abs(rng.normal(0, 0.12)), 4),
-                "ratio/clipped": round(abs(rng.normal(0.012, 0.006)), 5),
+                "kl_behavior": round(abs(rng.normal(8e-4, 3e-4)), 7),
+                "kl": round(0.22 * skill + abs(rng.normal(0, 0.006)), 5),
+                "ratio_row_max": round(1.05 + abs(rng.normal(0, 0.12)), 4),
+                "clip_fraction": round(abs(rng.normal(0.012, 0.006)), 5),
+                "ratio": round(1 + rng.normal(0, 0.004), 5),
+                "signal": round(float(4 * correct * (1 - correct)), 3),
                 "entropy": round(1.35 - 0.9 * skill + rng.normal(0, 0.03), 4),
                 "kept": round(1 - abs(rng.normal(0.01, 0.008)), 4),
-                "length/mean": round(26 - 14 * skill + rng.normal(0, 0.8), 2),
-                "length/truncated": round(float(np.clip(0.6 - 0.6 * skill, 0, 1)), 3),
+                "response/tokens": round(26 - 14 * skill + rng.normal(0, 0.8), 2),
+                "response/truncated": round(float(np.clip(0.6 - 0.6 * skill, 0, 1)), 3),
                 "time/sample": round(sample, 3),
                 "time/reward": round(score, 3),
                 "time/train": round(train, 3),
-                "tokens_per_second": round(16 * GROUP * 24 / (sample + train), 1),
-                "mfu": None if step == 1 else round(0.21 + rng.normal(0, 0.01), 4),
+                "time/step": round(sample + score + train, 3),
+                "speed/tokens_per_s": round(16 * GROUP * 24 / (sample + train), 1),
+                "speed/mfu": None
+                if step == 1
+                else round(0.21 + rng.normal(0, 0.01), 4),
                 "gradient/norm": round(float(rng.gamma(4, 0.1)), 4),
-                "optimiser/learning_rate": round(2e-4 * min(1, step / 2), 7),
+                "gradient/applied": float(step != 17),
             }
         )
     return records

@@ -255,20 +255,26 @@ def test_running_mean_and_thinning_by_hand():
 
 
 def test_small_series_get_a_panel_of_their_own():
-    record = {"step": 1, "kl/reference": 0.5, "kl/teacher": 0.1, "kl/behavior": 1e-4}
+    record = {"step": 1, "kl": 0.5, "kl/teacher": 0.1, "kl_behavior": 1e-4}
     made = curves.panels({"train": [record]}, [])
-    names = [[s["name"] for s in panel["series"]] for panel in made]
-    assert names == [["kl/reference", "kl/teacher"], ["kl/behavior"]]
+    labels = [[s["label"] for s in panel["series"]] for panel in made]
+    assert labels == [["kl", "teacher"], ["kl behavior"]]
 
 
 def test_times_by_phase_share_their_steps():
     # They are stacked: thinned one by one, they would not stand on each other.
     records = [
-        {"step": s, "time/a": s % 7, "time/b": (s * s) % 11, "time/c": 1.0}
+        {"step": s, "time/a": s % 7, "time/b": (s * s) % 11, "time/step": 20.0}
         for s in range(5000)
     ]
-    (panel,) = curves.panels({"train": records}, [])
+    assessed = {"step": 9, "time/a": 3.0}
+    panel, *others = curves.panels({"train": records, "eval": [assessed]}, [])
     assert panel["bands"]
+    assert [s["name"] for s in panel["series"]] == ["time/a", "time/b"]
+    assert [s["name"] for p in others for s in p["series"]] == [
+        "time/step",  # which holds the other two
+        "eval: time/a",  # of other steps
+    ]
     assert len({tuple(s["x"]) for s in panel["series"]}) == 1
     assert len(panel["series"][0]["x"]) <= curves.POINTS
 
