@@ -31,20 +31,33 @@ class Llama3Scaling(NamedTuple):
     high: float
     context: int
 
+    def __call__(self, turn: Array) -> Array:
+        """f32[size / 2], radians per position, to the same."""
+        periods = self.context * turn / (2 * math.pi)
+        kept = jnp.clip((periods - self.low) / (self.high - self.low), 0.0, 1.0)
+        return kept * turn + (1 - kept) * turn / self.factor
 
-def frequencies(size: int, base: float, scaling: Llama3Scaling | None = None) -> Array:
+
+class Divided(NamedTuple):
+    """Rotary frequencies divided by factors that a file lists, size / 2 of them."""
+
+    factors: tuple[float, ...]
+
+    def __call__(self, turn: Array) -> Array:
+        """f32[size / 2], radians per position, to the same."""
+        return turn / jnp.asarray(self.factors, jnp.float32)
+
+
+def frequencies(
+    size: int, base: float, scaling: Llama3Scaling | Divided | None = None
+) -> Array:
     """f32[size / 2], the angle in radians by which each pair turns per position.
 
     References:
         Su et al., RoFormer, arXiv:2104.09864, section 3.2.2.
     """
     turn = base ** (-jnp.arange(0, size, 2, dtype=jnp.float32) / size)
-    if scaling is None:
-        return turn
-    wavelength = 2 * math.pi / turn
-    kept = (scaling.context / wavelength - scaling.low) / (scaling.high - scaling.low)
-    kept = jnp.clip(kept, 0.0, 1.0)
-    return kept * turn + (1 - kept) * turn / scaling.factor
+    return turn if scaling is None else scaling(turn)
 
 
 def rotate(x: Array, cosine: Array, sine: Array) -> Array:

@@ -34,7 +34,7 @@ class DecoderSpec:
         qk_norm: each head of queries and keys is normalised (Qwen3).
         eps: of the norms.
         rope_base: of the rotary positions; a number, or one for each layer.
-        rope_scaling: None or `Llama3Scaling`.
+        rope_scaling: None, `Llama3Scaling` or `Divided`.
         window: how many positions back a layer sees, its own included; 0 means all; a
             number, or one for each layer.
         context: the longest row the weights were trained for; 0 means not known.
@@ -53,7 +53,7 @@ class DecoderSpec:
     qk_norm: bool = False
     eps: float = 1e-6
     rope_base: float | tuple[float, ...] = 10000.0
-    rope_scaling: attention.Llama3Scaling | None = None
+    rope_scaling: attention.Llama3Scaling | attention.Divided | None = None
     window: int | tuple[int, ...] = 0
     context: int = 0
     norm: parts.Part = parts.RMS_NORM

@@ -124,10 +124,14 @@ def rows(w: Matrix, ids: Array, dtype: Any) -> Array:
     return w[ids].astype(dtype)
 
 
-def dense(w: Matrix) -> Array:
-    """The matrix as one array [..., in, out], in the dtype of its base.
+def dense(w: Matrix, dtype: Any = None) -> Array:
+    """The matrix as one array [..., in, out].
 
-    Quantised matrices come in float32. For export and tests: no product needs it.
+    For export and tests: no product needs it.
+
+    Args:
+        w: a matrix.
+        dtype: of the result; None means its base's, and float32 if that is quantised.
     """
     if isinstance(w, LowRank):
         base = dense(w.base)
@@ -135,8 +139,10 @@ def dense(w: Matrix) -> Array:
         low = jnp.matmul(
             w.a.astype(jnp.float32), w.b.astype(jnp.float32), precision="highest"
         )
-        return (base.astype(jnp.float32) + w.scale * low).astype(base.dtype)
-    return _array(w, jnp.float32) if isinstance(w, Quantised) else w
+        return (base.astype(jnp.float32) + w.scale * low).astype(dtype or base.dtype)
+    if isinstance(w, Quantised):
+        return _array(w, dtype or jnp.float32)
+    return w.astype(dtype or w.dtype)
 
 
 def shape(w: Matrix) -> tuple[int, ...]:

@@ -74,7 +74,7 @@ def join(trained: Params, held: Params) -> Params:
         return trained
     mine, structure = jax.tree.flatten(trained, is_leaf=lambda x: x is None)
     theirs, other = jax.tree.flatten(held, is_leaf=lambda x: x is None)
-    if structure != other:
+    if structure != other:  # type: ignore[operator]
         raise ValueError("trained and held parameters are not of one tree")
     both = []
     for a, b in zip(mine, theirs, strict=True):
