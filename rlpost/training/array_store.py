@@ -91,6 +91,8 @@ def write(folder: Path, names: list[str], leaves: list[Any]) -> None:
             continue
         data = jax.random.key_data(leaf) if _is_key(leaf) else leaf
         arrays[_file_name(name)] = data if _is_global(data) else np.asarray(data)
+    if not arrays:  # a state without entries, which Orbax has no form for either
+        return
     with _quiet(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as writer:
         writer.save(folder, args=ocp.args.PyTreeSave(arrays))
 
@@ -124,9 +126,10 @@ def read(folder: Path, described: dict[str, dict[str, Any]], like: Any) -> Any:
             )
         else:
             restore_args[key] = ocp.RestoreArgs(restore_type=np.ndarray)
+    arrays: dict[str, Any] = {}
     try:
         with _quiet(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-            arrays = reader.restore(
+            arrays = wanted and reader.restore(
                 folder / "state",
                 args=ocp.args.PyTreeRestore(item=wanted, restore_args=restore_args),
             )

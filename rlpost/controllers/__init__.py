@@ -1,0 +1,6 @@
+"""What adapts over a run: (init, decide, update) over a state that is checkpointed."""
+
+from rlpost.controllers.baseline import moving_baseline
+from rlpost.controllers.fixed import constant, schedule
+
+__all__ = ["constant", "moving_baseline", "schedule"]
