@@ -1,15 +1,29 @@
 """Rewards: `(samples) -> {part: f32[B]}`, where nan marks what could not be scored."""
 
+from rlpost.rewards.combine import gate, weighted
 from rlpost.rewards.match import exact_match, last_number, number_match
+from rlpost.rewards.pool import Failure, RewardError, RewardPool, Scored
+from rlpost.rewards.shape import format_match, overlong
 from rlpost.rewards.types import Parts, Reward, Sample, each, reward_of
+from rlpost.rewards.verifiers import math_equal, reasoning_score
 
 __all__ = [
+    "Failure",
     "Parts",
     "Reward",
+    "RewardError",
+    "RewardPool",
     "Sample",
+    "Scored",
     "each",
     "exact_match",
+    "format_match",
+    "gate",
     "last_number",
+    "math_equal",
     "number_match",
+    "overlong",
+    "reasoning_score",
     "reward_of",
+    "weighted",
 ]
