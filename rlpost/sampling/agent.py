@@ -22,7 +22,8 @@ class Turn:
 
 
 # (index of the request, all ids of the row, ids drawn in this turn) -> what comes next;
-# None ends the row with the turn's own finish reason.
+# None ends the row with the turn's own finish reason. Where several processes sample
+# together each asks its own copy, so the answers must not differ between them.
 Environment = Callable[[int, list[int], list[int]], Turn | None]
 
 

@@ -162,3 +162,14 @@ def copy(columns: int, cache: Cache, source: Array, target: Array) -> Cache:
         return x.at[:, target, :columns].set(x[:, source, :columns])
 
     return jax.tree.map(one, cache)
+
+
+def grow(columns: int, cache: Cache) -> Cache:
+    """The cache with room for `columns` (static) positions of each slot."""
+
+    def one(x: Any) -> Array:
+        pad = [(0, 0)] * x.ndim
+        pad[2] = (0, columns - x.shape[2])
+        return jnp.pad(x, pad)
+
+    return jax.tree.map(one, cache)

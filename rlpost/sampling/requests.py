@@ -19,7 +19,8 @@ class Request:
         max_new_tokens: of one turn; the row as a whole is bounded by the sampler's
             length.
         seed: in [0, 2^64); with the position it fixes the noise of each token, whatever
-            the neighbours and the slot.
+            the neighbours and the slot. (Logits may differ in the last bit between
+            batches of other shapes; a draw on the edge between two ids then may too.)
         temperature: divides the logits; 0 takes the likeliest id, which is then certain
             (log-prob 0), and such a row cannot be trained on.
         top_k: only the k likeliest ids; 0 means all.

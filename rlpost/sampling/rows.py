@@ -63,6 +63,10 @@ class Row:
         self.turn = self.read = len(self.tokens)
         self.last = min(self.turn - 1 + self.request.max_new_tokens, length - 1)
 
+    def reach(self, steps: int) -> int:
+        """Columns of the cache that are used once `steps` more tokens are drawn."""
+        return min(len(self.tokens) - 1 + steps, self.last)
+
     def take(self, drawn: programs.Drawn, slot: int, decode: Decode | None) -> bool:
         """Add what was drawn in a slot; True, and `finish` set, if the turn is over.
 

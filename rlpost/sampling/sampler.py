@@ -22,7 +22,7 @@ from rlpost.sampling import agent, programs
 from rlpost.sampling.requests import Request, check_requests
 from rlpost.sampling.rows import Row, rollout, table
 from rlpost.sampling.slots import Copy, Piece, Slots, grouped, parts, power
-from rlpost.types import Cache, Finish, Params, Policy, Rollout
+from rlpost.types import Cache, Finish, Params, Policy, Rollout, check_range
 
 _log = logging.getLogger(__name__)
 
@@ -57,19 +57,21 @@ class Sampler:
     Args:
         policy: of tokens; its cache is made for each call of `sample` and let go.
         slots: rows that decode together.
-        length: slots of the cache per row: prompt, responses and environment together.
+        length: of a row at most: prompt, responses and environment together.
         decode: ids -> text, for stop texts.
         vocab: how many ids there are; None asks the policy.
         steps: tokens per run of the decode loop; the host looks at rows in between.
         text_steps: the same while some row has stop texts, since tokens drawn after
             the text are thrown away.
         refill: while requests wait, the loop ends once this share of the rows is done.
+        columns: of the cache at first; it doubles as rows need it, up to `length`, so
+            that short rows do not pay for attending to room that few will use.
         prefill_tokens: at most so many in one prefill (at least one row).
         cache_sharding: sharding of the cache leaves [L, B, S, ...] (one, or a pytree of
             them), over the mesh on which the parameters lie; None leaves it to JAX.
 
     Raises:
-        ValueError: if a size is not positive.
+        ValueError: if a size is not positive, or `refill` is outside [0, 1].
     """
 
     def __init__(
@@ -83,9 +85,11 @@ class Sampler:
         steps: int = 256,
         text_steps: int = 16,
         refill: float = 0.125,
+        columns: int = 512,
         prefill_tokens: int = 2**14,
         cache_sharding: Any = None,
     ) -> None:
+        check_range("refill", refill, 0.0, 1.0)
         sizes = {"slots": slots, "steps": steps, "text_steps": text_steps}
         for name, size in (sizes | {"length - 1": length - 1}).items():
             if size < 1:
@@ -93,7 +97,7 @@ class Sampler:
         self.policy, self.slots, self.length = policy, slots, length
         self.decode, self.vocab = decode, vocab
         self.steps, self.text_steps = min(steps, length), text_steps
-        self.refill, self.prefill_tokens = refill, prefill_tokens
+        self.refill, self.columns, self.prefill_tokens = refill, columns, prefill_tokens
         self.stats = Stats()  # of the latest call
         # What the host reads lies whole on every process.
         shared = jax.tree.leaves(cache_sharding)
@@ -103,7 +107,12 @@ class Sampler:
             else None
         )
         self._make_cache = jax.jit(
-            lambda: policy.init_cache(slots, length), out_shardings=cache_sharding
+            lambda columns: policy.init_cache(slots, columns),
+            static_argnums=0,
+            out_shardings=cache_sharding,
+        )
+        self._grow = jax.jit(
+            programs.grow, static_argnums=0, out_shardings=cache_sharding
         )
         self._decode = jax.jit(
             functools.partial(programs.decode, policy, self.steps),
@@ -168,16 +177,30 @@ class Sampler:
         )
         waiting, slots = collections.deque(rows), Slots.empty(self.slots)
         self.stats = stats = Stats()
-        cache = self._make_cache()
+        cache = None
+        answers: list[Piece] = []  # of the environment, to be read
         while True:
             pieces, copies = slots.seat(waiting)
-            cache = self._copied(self._extended(params, cache, pieces), copies)
             if not (busy := slots.busy):
                 break
-            drawn, cache = self._drawn(
-                filters, params, cache, busy, len(waiting), environment is not None
+            texts = any(row.request.stop_texts for _, row in busy)
+            limit = self.text_steps if texts else self.steps
+            cache = self._sized(cache, max(row.reach(limit) for _, row in busy))
+            cache = self._extended(params, cache, pieces + answers)
+            cache = self._copied(cache, copies)
+            # Leave the loop early only for what can be done then.
+            leave = max(1, int(len(busy) * self.refill))
+            if environment is None:
+                leave = min(leave, len(waiting))
+            enough = len(busy) - leave if leave else 0
+            seats = table(busy, self.slots)
+            cache, drawn = self._decode(
+                filters, params, cache, seats, np.int32(limit), np.int32(enough)
             )
-            pieces = []
+            drawn = jax.device_get(drawn)
+            stats.dispatches += 1
+            stats.slot_steps += int(drawn.steps) * self.slots
+            answers = []
             for slot, row in busy:
                 before = len(row.tokens)
                 over = row.take(drawn, slot, self.decode)
@@ -186,50 +209,30 @@ class Sampler:
                 if not over:
                     continue
                 if environment and self._goes_on(row, environment, vocab, on_error):
-                    pieces.append(Piece(slot, end - 1, row.tokens[end - 1 : -1]))
+                    answers.append(Piece(slot, end - 1, row.tokens[end - 1 : -1]))
                     row.begin_turn(self.length)
                 else:
                     slots.rows[slot] = None
-            cache = self._extended(params, cache, pieces)
             if progress:
                 finished = len(rows) - len(waiting) - len(slots.busy)
                 progress(finished, len(rows), stats.drawn)
         return rollout(rows, version)
 
-    def _drawn(
-        self,
-        filters: programs.Filters,
-        params: Params,
-        cache: Cache,
-        busy: Sequence[tuple[int, Row]],
-        waiting: int,
-        turns: bool,
-    ) -> tuple[programs.Drawn, Cache]:
-        """Decode until there is something for the host to do."""
-        leave = max(1, int(len(busy) * self.refill))
-        if not turns:
-            leave = min(leave, waiting)
-        texts = any(row.request.stop_texts for _, row in busy)
-        cache, drawn = self._decode(
-            filters,
-            params,
-            cache,
-            table(busy, self.slots),
-            np.int32(self.text_steps if texts else self.steps),
-            np.int32(len(busy) - leave if leave else 0),
-        )
-        drawn = jax.device_get(drawn)
-        self.stats.dispatches += 1
-        self.stats.slot_steps += int(drawn.steps) * self.slots
-        return drawn, cache
+    def _sized(self, cache: Cache, needed: int) -> Cache:
+        """A cache of at least `needed` columns; None makes the first."""
+        size = power(max(needed, self.columns), self.length)
+        if cache is None:
+            return self._make_cache(size)
+        return cache if _columns(cache) >= size else self._grow(size, cache)
 
     def _extended(self, params: Params, cache: Cache, pieces: list[Piece]) -> Cache:
         """The cache with these ids read into it, those of equal shapes together."""
 
         def shape(piece: Piece) -> tuple[int, int]:
             end = piece.start + len(piece.ids)
-            return power(len(piece.ids), self.length), power(end, self.length)
+            return power(len(piece.ids), size), power(end, size)
 
+        size = _columns(cache)
         pieces = [piece for piece in pieces if piece.ids]
         for (width, columns), group in grouped(pieces, shape):
             for part in parts(group, max(1, self.prefill_tokens // width)):
@@ -286,6 +289,10 @@ class Sampler:
             row.append(turn.tokens)
             return True
         return False
+
+
+def _columns(cache: Cache) -> int:
+    return jax.tree.leaves(cache)[0].shape[2]
 
 
 def _vocabulary(policy: Policy, params: Params) -> int:

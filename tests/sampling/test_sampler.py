@@ -156,6 +156,16 @@ def test_steady_state_compiles_nothing():
     assert sizes[0] == 1
 
 
+def test_the_cache_grows_with_the_rows():
+    requests, params = mixed_requests(), params_of("llama")
+    grows = sampler_of("llama", 4, columns=1, steps=3)
+    rollout = grows.sample(params, requests)
+    assert grows._grow._cache_size() == 1  # 16 columns, then all
+    whole = sampler_of("llama", 4).sample(params, requests)
+    assert responses(rollout) == responses(whole)
+    assert gap("llama", rollout) <= 1e-5
+
+
 def test_small_jobs_take_one_dispatch_and_stop_early():
     sampler = sampler_of("llama", 4)
     requests = [Request(prompt=[i], max_new_tokens=3 + i) for i in range(3)]
