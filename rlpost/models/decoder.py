@@ -56,10 +56,10 @@ class DecoderSpec:
     rope_scaling: attention.Llama3Scaling | attention.Divided | None = None
     window: int | tuple[int, ...] = 0
     context: int = 0
-    norm: parts.Part = parts.RMS_NORM
-    attention: parts.Part = parts.ATTENTION
-    mlp: parts.Part = parts.GATED_MLP
-    block: parts.Part = parts.PRE_NORM
+    norm: parts.Part = dataclasses.field(default=parts.RMS_NORM, repr=False)
+    attention: parts.Part = dataclasses.field(default=parts.ATTENTION, repr=False)
+    mlp: parts.Part = dataclasses.field(default=parts.GATED_MLP, repr=False)
+    block: parts.Part = dataclasses.field(default=parts.PRE_NORM, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("vocab", "width", "depth", "heads"):

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from rlpost.models import parts
 from rlpost.models.attention import Divided, Llama3Scaling
 from rlpost.models.decoder import DecoderSpec, decoder
 from rlpost.models.paths import path_name
@@ -76,12 +75,33 @@ NAMES = {
 
 # Keys of config.json that say nothing about the forward pass.
 INERT = frozenset(
-    "architectures attention_dropout auto_map bos_token_id bos_token dtype eos_token_id "
-    "eos_token id2label label2id initializer_range max_position_embeddings model_type "
-    "name_or_path pad_token_id pad_token pretraining_tp rope_interleaved tokenizer_class "
-    "torch_dtype transformers_version transformers.js_config use_cache unk_token_id "
-    "is_llama_config unsloth_version unsloth_fixed output_past return_dict "
-    "chunk_size_feed_forward problem_type sep_token_id cls_token_id".split()
+    {
+        "architectures",
+        "attention_dropout",
+        "auto_map",
+        "bos_token_id",
+        "cls_token_id",
+        "dtype",
+        "eos_token_id",
+        "id2label",
+        "initializer_range",
+        "is_llama_config",
+        "label2id",
+        "max_position_embeddings",
+        "model_type",
+        "name_or_path",
+        "pad_token_id",
+        "pretraining_tp",
+        "sep_token_id",
+        "tokenizer_class",
+        "torch_dtype",
+        "transformers.js_config",
+        "transformers_version",
+        "unk_token_id",
+        "unsloth_fixed",
+        "unsloth_version",
+        "use_cache",
+    }
 )
 
 
@@ -298,7 +318,8 @@ def _family(model_type: Any, source: str) -> Family:
             return family
     known = ", ".join(family.model_type for family in FAMILIES)
     raise ValueError(
-        f"{source}: the architecture {model_type!r} is not supported; these are: {known}"
+        f"{source}: the architecture {model_type!r} is not supported; these are: "
+        f"{known}"
     )
 
 
@@ -356,26 +377,20 @@ def _scaling(rope: Config, source: str) -> Llama3Scaling | None:
 
 
 def _window(read: _Reader, family: Family, depth: int) -> int | tuple[int, ...]:
-    size, used = read.get("sliding_window") or 0, read.get("use_sliding_window")
-    first, kinds = read.get("max_window_layers"), read.get("layer_types")
-    if not family.windows or not used or not size:
-        size = 0
+    keys = ("use_sliding_window", "sliding_window", "max_window_layers", "layer_types")
+    used, size, first, kinds = (read.get(key) for key in keys)
+    used = used and family.windows
+    if used:
+        size = read.need("sliding_window")
     if kinds is None:
-        first = depth if first is None else first
-        kinds = [
-            "sliding_attention" if i >= first else "full_attention"
-            for i in range(depth)
-        ]
+        first = read.need("max_window_layers") if used else depth
+        kinds = ["full_attention"] * first + ["sliding_attention"] * (depth - first)
     wrong = set(kinds) - {"sliding_attention", "full_attention"}
-    if wrong or len(kinds) != depth:
+    if wrong or len(kinds) < depth or (not used and "sliding_attention" in kinds):
         raise ValueError(
-            f"{read.source}: layer_types must name full_attention or "
-            f"sliding_attention for each of {depth} layers, it is {kinds!r}"
-        )
-    if not size and "sliding_attention" in kinds and used is not False:
-        raise ValueError(
-            f"{read.source}: layers with sliding_attention, but no sliding_window "
-            f"that {family.model_type} would use"
+            f"{read.source}: layer_types must give full_attention (or, with "
+            f"use_sliding_window, sliding_attention) for each of {depth} layers, "
+            f"it is {kinds!r}"
         )
     windows = tuple(size if kind == "sliding_attention" else 0 for kind in kinds)
-    return windows if any(windows) else 0
+    return windows[:depth] if any(windows[:depth]) else 0

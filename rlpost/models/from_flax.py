@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from rlpost.distributions import Categorical
-from rlpost.models import linear
+from rlpost.models.linear import dense, is_matrix
 from rlpost.types import Array, Cache, Params, Policy
 
 
@@ -94,9 +94,9 @@ def _policy(
 ) -> Policy:
     def run(params: Params, tokens: Array, **known: Array) -> Categorical:
         params = jax.tree.map(
-            lambda w: linear.dense(w) if linear.is_matrix(w) else w,
+            lambda w: dense(w) if is_matrix(w) else w,
             params,
-            is_leaf=linear.is_matrix,
+            is_leaf=is_matrix,
         )
         law = call(params, tokens, **{k: known[k] for k in accepted & set(known)})
         if isinstance(law, Categorical):

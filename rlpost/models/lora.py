@@ -8,8 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from rlpost.models import linear
-from rlpost.models.linear import LowRank
+from rlpost.models.linear import LowRank, dense, is_matrix, shape
 from rlpost.models.paths import path_name
 from rlpost.types import Array, Params, Policy, check_range
 
@@ -78,7 +77,7 @@ def add_lora(
         name = path_name(path)
         if not re.search(targets, name):
             return w
-        size = linear.shape(w)
+        size = shape(w)
         if len(size) < 2:
             raise ValueError(
                 f"a low-rank pair needs a matrix, but {name!r}, which matches "
@@ -91,12 +90,12 @@ def add_lora(
         b = jnp.zeros((*lead, rank, columns))
         return LowRank(w, draw * rows**-0.5, b, scale)
 
-    wrapped = jax.tree_util.tree_map_with_path(wrap, params, is_leaf=linear.is_matrix)
+    wrapped = jax.tree_util.tree_map_with_path(wrap, params, is_leaf=is_matrix)
     if not count:
         names = [
             path_name(path)
             for path, _ in jax.tree_util.tree_leaves_with_path(
-                params, is_leaf=linear.is_matrix
+                params, is_leaf=is_matrix
             )
         ]
         raise ValueError(
@@ -118,6 +117,6 @@ def merge(params: Params, dtype: Any = None) -> Params:
     """
 
     def plain(w: Any) -> Any:
-        return linear.dense(w, dtype) if isinstance(w, LowRank) else w
+        return dense(w, dtype) if isinstance(w, LowRank) else w
 
-    return jax.tree.map(plain, params, is_leaf=linear.is_matrix)
+    return jax.tree.map(plain, params, is_leaf=is_matrix)

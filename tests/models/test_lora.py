@@ -64,10 +64,8 @@ def test_merging_is_the_same_network():
 
 def test_merging_is_exact_by_hand():
     # 1 + 3/2 * (1, 2) . (0.5, 0.25) = 1 + 1.5 * 1.0
-    pair = LowRank(
-        jnp.ones((1, 1)), jnp.array([[1.0, 2.0]]), jnp.array([[0.5], [0.25]])
-    )
-    found = merge({"q": pair.replace(scale=1.5)})
+    a, b = jnp.array([[1.0, 2.0]]), jnp.array([[0.5], [0.25]])
+    found = merge({"q": LowRank(jnp.ones((1, 1)), a, b, 1.5)})
     np.testing.assert_array_equal(found["q"], [[2.5]])
 
 
@@ -115,9 +113,8 @@ def test_only_pairs_train_and_their_gradient_is_that_of_the_merged_matrix():
     def loss(logits):
         return jnp.sum(jnp.sin(logits))
 
-    found = jax.jit(jax.grad(lambda trained: loss(logits(join(trained, held)))))(
-        trained
-    )
+    gradient = jax.jit(jax.grad(lambda mine, rest: loss(logits(join(mine, rest)))))
+    found = gradient(trained, held)
     through = jax.jit(jax.grad(lambda p: loss(logits(p))))(merge(adapted()))
     pair, matrix = found["layers"]["mlp"]["down"], through["layers"]["mlp"]["down"]
     a = np.asarray(adapted()["layers"]["mlp"]["down"].a)
