@@ -77,21 +77,20 @@ class Progress:
         if self._live:
             self._bar = _bar(self._stream)
             self._bar.start()
-            self._task = self._bar.add_task(
-                "training", total=self._steps, completed=step, numbers=""
-            )
+            text = f"{step}/{self._steps}  the first update compiles"
+            self._task = self._bar.add_task(text, total=self._steps, completed=step)
 
     @_never_raises
     def train(self, line: Mapping[str, Any]) -> None:
         """Show a line of training metrics, as `RunLog.write` returns it."""
+        step, now = line["step"], time.monotonic()
+        done = f"{step}/{self._steps}"
         if self._bar is not None:
-            self._bar.update(self._task, completed=line["step"], numbers=summary(line))
-            return
-        now = time.monotonic()
-        if now - self._shown >= self._seconds or line["step"] == self._steps:
+            text = "  ".join([done, self._left(step), summary(line)])
+            self._bar.update(self._task, completed=step, description=text)
+        elif now - self._shown >= self._seconds or step == self._steps:
             self._shown = now
-            done = f"update {line['step']}/{self._steps}"
-            self._print("  ".join([done, summary(line), self._left(line["step"])]))
+            self._print(f"update {done}  {summary(line)}  {self._left(step)}".rstrip())
 
     @_never_raises
     def evaluation(self, line: Mapping[str, Any]) -> None:
@@ -124,7 +123,7 @@ class Progress:
 
     def _print(self, text: str) -> None:
         if self._bar is not None:
-            self._bar.console.print(text, markup=False, highlight=False)
+            self._bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
         else:
             print(text, file=self._stream, flush=True)
 
@@ -180,22 +179,23 @@ SAMPLE = ("question", "prompt", "response", "answer", "reward")
 
 def _bar(stream: TextIO | None) -> Any:
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
+    from rich.table import Column
 
+    class Quiet(Console):
+        def on_broken_pipe(self) -> None:  # rich would end the process
+            self.quiet = True
+
+    # In a narrow terminal the numbers are cut, and nothing else.
     return Bar(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[numbers]}"),
-        console=Console(file=stream, force_terminal=True),
+        BarColumn(bar_width=16, table_column=Column(min_width=16)),
+        TimeElapsedColumn(table_column=Column(min_width=7)),
+        TextColumn(
+            "{task.description}",
+            markup=False,
+            table_column=Column(no_wrap=True, overflow="ellipsis"),
+        ),
+        console=Quiet(file=stream, force_terminal=True),
         refresh_per_second=4,
     )

@@ -1,6 +1,8 @@
+import json
 import os
 import shutil
 import subprocess
+import zlib
 
 import jax
 import jax.numpy as jnp
@@ -245,3 +247,42 @@ def test_a_full_disk_is_named_and_costs_no_older_checkpoint(small_disk):
     (small_disk / "filler").unlink()
     checkpoints.save(2, small)
     assert checkpoints.steps() == [1, 2]
+
+
+def test_sharded_arrays_come_back_where_they_were_or_elsewhere(tmp_path, mesh):
+    def over(*axes):
+        return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
+
+    values = jax.random.normal(jax.random.key(0), (8, 4))
+    keys = jax.random.split(jax.random.key(1), 4)
+    state = {
+        "w": jax.device_put(values, over("fsdp", "tensor")),
+        "all": jax.device_put(values, over()),
+        "keys": jax.device_put(keys, over("data")),
+        "key": jax.random.key(2),
+    }
+    Checkpoints(tmp_path).save(1, state)
+    back = Checkpoints(tmp_path).restore(state).state
+    assert_same_bits(back, state)
+    for name in state:
+        assert back[name].sharding == state[name].sharding
+    jax.jit(lambda s: s["w"] + jax.random.normal(s["key"], (8, 4)))(back)
+    # As structs, on another layout.
+    like = {name: jax.typeof(x) for name, x in state.items()}
+    like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), like)
+    like["w"] = jax.ShapeDtypeStruct((8, 4), jnp.float32, sharding=over("tensor"))
+    moved = Checkpoints(tmp_path).restore(like).state
+    assert_same_bits(moved, state)
+    assert moved["w"].sharding.spec == jax.sharding.PartitionSpec("tensor")
+
+
+def test_a_checkpoint_of_other_devices_says_so(tmp_path):
+    Checkpoints(tmp_path).save(1, {"x": jnp.zeros(2)})
+    tree = tmp_path / "00000001" / "tree.json"
+    tree.write_text(tree.read_text().replace(" x cpu", "0 x cpu"))
+    files = json.loads((tmp_path / "00000001" / "files.json").read_text())
+    files["tree.json"] = [tree.stat().st_size, zlib.crc32(tree.read_bytes())]
+    (tmp_path / "00000001" / "files.json").write_text(json.dumps(files))
+    (note,) = Checkpoints(tmp_path).restore({"x": jnp.zeros(2)}).notes
+    assert "on 80 x cpu, this is" in note
+    assert "not bit for bit" in note
