@@ -20,6 +20,7 @@ _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_TEMPLATE = "tokenizer.chat_template"  # or, with ".tool_use" say, one of several
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 # What llama.cpp calls the kinds of tokens.
 _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE_TOKEN = 2, 3, 4, 5, 6
@@ -86,38 +87,35 @@ def from_gguf(path: str | pathlib.Path) -> Tokenizer:
     Raises:
         ValueError: if the file has no tokenizer or one of another kind.
     """
-    import gguf  # half a second: only for those who read such files
+    from rlpost.models.gguf import (
+        gguf_fields,
+    )  # JAX: only for those who read such files
 
-    reader = gguf.GGUFReader(str(path))
-    fields = {
-        name.removeprefix("tokenizer."): field.contents()
-        for name, field in reader.fields.items()
-        if name.startswith("tokenizer.")
-    }
-    return from_fields(fields, source=str(path))
+    return from_fields(gguf_fields(path), source=str(path))
 
 
 def from_fields(fields: Mapping[str, Any], *, source: str = "GGUF") -> Tokenizer:
-    """As `from_gguf`, from its fields by name without "tokenizer." in front.
+    """As `from_gguf`, from the file's metadata where that was read before.
 
     Args:
-        fields: "ggml.model", "ggml.tokens", ... and "chat_template".
+        fields: "tokenizer.ggml.model", "tokenizer.ggml.tokens" and so on.
         source: names the file in errors.
     """
 
     def need(name: str) -> Any:
-        if f"ggml.{name}" not in fields:
-            raise ValueError(f"{source} has no field tokenizer.ggml.{name}")
-        return fields[f"ggml.{name}"]
+        key = f"tokenizer.ggml.{name}"
+        if key not in fields:
+            raise ValueError(f"{source} has no field {key}")
+        return fields[key]
 
     tokens: Sequence[str] = need("tokens")
-    kinds: Sequence[int] = fields.get("ggml.token_type") or [1] * len(tokens)
+    kinds: Sequence[int] = fields.get("tokenizer.ggml.token_type") or [1] * len(tokens)
     if len(kinds) != len(tokens):
         raise ValueError(f"{source}: {len(tokens)} tokens but {len(kinds)} token types")
     model = need("model")
 
     def named(name: str) -> int | None:
-        token = fields.get(f"ggml.{name}_token_id")
+        token = fields.get(f"tokenizer.ggml.{name}_token_id")
         return None if token is None else int(token)
 
     names = {
@@ -131,18 +129,18 @@ def from_fields(fields: Mapping[str, Any], *, source: str = "GGUF") -> Tokenizer
         "bos": named("bos"),
         "names": names,
         "templates": {
-            name.removeprefix("chat_template").lstrip(".") or "default": template
+            name.removeprefix(_TEMPLATE).lstrip(".") or "default": template
             for name, template in fields.items()
-            if name.startswith("chat_template") and isinstance(template, str)
+            if name.startswith(_TEMPLATE) and isinstance(template, str)
         },
     }
     if model == "gpt2":
-        pre = fields.get("ggml.pre", "default")
+        pre = fields.get("tokenizer.ggml.pre", "default")
         backend = _byte_level(tokens, kinds, need("merges"), pre, source)
-        add_bos = fields.get("ggml.add_bos_token", pre == "llama-bpe")
+        add_bos = fields.get("tokenizer.ggml.add_bos_token", pre == "llama-bpe")
         return _wrap(backend, add_bos=add_bos, source=source, **rest)
     if model == "llama":
-        prefix = bool(fields.get("ggml.add_space_prefix", True))
+        prefix = bool(fields.get("tokenizer.ggml.add_space_prefix", True))
         cut = sentencepiece.cutter(
             tokens,
             need("scores"),
@@ -157,7 +155,7 @@ def from_fields(fields: Mapping[str, Any], *, source: str = "GGUF") -> Tokenizer
             for token, kind in zip(tokens, kinds, strict=True)
         ]
         control = frozenset(i for i, kind in enumerate(kinds) if kind == _CONTROL)
-        add_bos = fields.get("ggml.add_bos_token", True)
+        add_bos = fields.get("tokenizer.ggml.add_bos_token", True)
         return _build(pieces, control, cut, prefix, add_bos=add_bos, **rest)
     raise ValueError(
         f"{source}: tokenizer of kind {model!r}; known are 'gpt2' (byte-level BPE) and "

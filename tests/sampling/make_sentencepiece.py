@@ -57,13 +57,13 @@ def main() -> None:
 
         out[name] = {
             "fields": {
-                "ggml.model": "llama",
-                "ggml.tokens": tokens,
-                "ggml.scores": [library.get_score(i) for i in range(len(tokens))],
-                "ggml.token_type": [kind(i) for i in range(len(tokens))],
-                "ggml.add_space_prefix": prefix,
-                "ggml.bos_token_id": library.bos_id(),
-                "ggml.eos_token_id": library.eos_id(),
+                "tokenizer.ggml.model": "llama",
+                "tokenizer.ggml.tokens": tokens,
+                "tokenizer.ggml.scores": [library.get_score(i) for i in range(len(tokens))],
+                "tokenizer.ggml.token_type": [kind(i) for i in range(len(tokens))],
+                "tokenizer.ggml.add_space_prefix": prefix,
+                "tokenizer.ggml.bos_token_id": library.bos_id(),
+                "tokenizer.ggml.eos_token_id": library.eos_id(),
             },
             "texts": texts,
             "ids": [library.encode(text) for text in texts],

@@ -160,6 +160,7 @@ def test_gguf_byte_level_splits_as_its_name_says(tmp_path, pre):
     writer.add_eot_token_id(2)
     writer.add_bos_token_id(2)
     writer.add_chat_template("{{ messages }}")
+    writer.add_string("tokenizer.chat_template.tool_use", "{{ tools }}")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
@@ -174,7 +175,10 @@ def test_gguf_byte_level_splits_as_its_name_says(tmp_path, pre):
     assert tokenizer.stop_ids == (0, 2)
     assert tokenizer.pad_id == 0
     assert tokenizer.add_bos == (pre == "llama-bpe")
-    assert tokenizer.templates == {"default": "{{ messages }}"}
+    assert tokenizer.templates == {
+        "default": "{{ messages }}",
+        "tool_use": "{{ tools }}",
+    }
     assert tokenizer.encode("<|end|>", special=True) == [0]
     assert tokenizer.encode("<tool>") == [vocabulary.index("<tool>")]
     for text in TEXTS[:3]:
@@ -234,6 +238,7 @@ def smollm():
     return from_gguf(next(pathlib.Path(folder).glob("*.gguf")))
 
 
+@pytest.mark.slow  # reading the file's metadata is
 def test_smollm2(smollm):
     assert smollm.vocab_size == 49152
     assert (smollm.bos_id, smollm.pad_id, smollm.stop_ids) == (1, 2, (2,))
@@ -246,6 +251,7 @@ def test_smollm2(smollm):
     assert "im_start" in smollm.templates["default"]
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(st.text(st.characters(max_codepoint=0x2FFF, exclude_categories=["Cc", "Cs"])))
 def test_smollm2_round_trip(smollm, text):
@@ -253,6 +259,9 @@ def test_smollm2_round_trip(smollm, text):
 
 
 def test_errors_name_file_and_cause(tmp_path):
+    (tmp_path / "x.gguf").write_text("not one")
+    with pytest.raises(ValueError, match=r"x\.gguf"):
+        from_gguf(tmp_path / "x.gguf")
     with pytest.raises(FileNotFoundError, match=r"no tokenizer\.json"):
         from_folder(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
@@ -275,22 +284,29 @@ def test_errors_name_file_and_cause(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"ggml.model": "bert", "ggml.tokens": []}, "kind 'bert'"),
-        ({"ggml.tokens": []}, r"no field tokenizer\.ggml\.model"),
+        ({"tokenizer.ggml.model": "bert", "tokenizer.ggml.tokens": []}, "kind 'bert'"),
+        ({"tokenizer.ggml.tokens": []}, r"no field tokenizer\.ggml\.model"),
         (
             {
-                "ggml.model": "gpt2",
-                "ggml.tokens": ["a"],
-                "ggml.merges": [],
-                "ggml.pre": "x",
+                "tokenizer.ggml.model": "gpt2",
+                "tokenizer.ggml.tokens": ["a"],
+                "tokenizer.ggml.merges": [],
+                "tokenizer.ggml.pre": "x",
             },
             "splits text by 'x'",
         ),
         (
-            {"ggml.model": "llama", "ggml.tokens": ["a"], "ggml.scores": []},
+            {
+                "tokenizer.ggml.model": "llama",
+                "tokenizer.ggml.tokens": ["a"],
+                "tokenizer.ggml.scores": [],
+            },
             "1 tokens but 0 scores",
         ),
-        ({"ggml.tokens": ["a"], "ggml.token_type": [1, 1]}, "1 tokens but 2 token"),
+        (
+            {"tokenizer.ggml.tokens": ["a"], "tokenizer.ggml.token_type": [1, 1]},
+            "1 tokens but 2 token",
+        ),
     ],
 )
 def test_gguf_errors(fields, message):
