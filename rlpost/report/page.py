@@ -143,8 +143,8 @@ def _facts(run: Run) -> str:
     train = run.metrics.get("train", [])
     steps = [r["step"] for records in run.metrics.values() for r in records]
     if steps:
-        planned = _planned(run.config)
-        of = f" of {planned:,}" if planned else ""
+        planned = run.config.get("steps")
+        of = f" of {planned:,}" if isinstance(planned, int) else ""
         facts.append(("step", f"{max(steps):,}{of}"))
     times = [t for records in run.metrics.values() for _, t in _known(records, "time")]
     if times:
@@ -261,15 +261,6 @@ def _flat(value: Any, at: str = "") -> Iterator[tuple[str, str]]:
             yield from _flat(below, f"{at}.{key}" if at else str(key))
     elif at:
         yield at, value if isinstance(value, str) else json.dumps(value)
-
-
-def _planned(config: Mapping[str, Any]) -> int | None:
-    """The number of steps a config asks for, at its top or one level down."""
-    for values in (config, *(v for v in config.values() if isinstance(v, Mapping))):
-        for name in ("steps", "updates"):
-            if isinstance(values.get(name), int):
-                return values[name]
-    return None
 
 
 def _known(records: list[dict[str, Any]], name: str) -> list[tuple[int, float]]:
