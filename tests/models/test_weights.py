@@ -1,0 +1,445 @@
+import dataclasses
+import json
+import pathlib
+import shutil
+
+import gguf
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+from safetensors.numpy import load_file, save_file
+
+from rlpost.models import (
+    DecoderSpec,
+    add_lora,
+    decoder,
+    gguf_fields,
+    load,
+    merge,
+    quantise,
+    save_hf,
+)
+from rlpost.models.attention import Divided, Llama3Scaling
+from rlpost.models.families import NAMES, config_of_spec, spec_of_config
+
+FIXTURES = pathlib.Path(__file__).parent.parent / "fixtures"
+NAMED = sorted(path.parent.name for path in FIXTURES.glob("*/expected.json"))
+
+
+def logits(model, tokens):
+    apply = jax.jit(decoder(model.spec).apply)
+    return np.asarray(apply(model.params, jnp.asarray(tokens))[0].all_logits())
+
+
+def same(a, b):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_logits_agree_with_transformers(name):
+    expected = json.loads((FIXTURES / name / "expected.json").read_text())
+    found = logits(load(FIXTURES / name), expected["tokens"])
+    np.testing.assert_allclose(found, expected["logits"], atol=1e-4)
+
+
+def test_fixtures_cover_every_family_tied_and_untied():
+    specs = {name: load(FIXTURES / name).spec for name in NAMED}
+    assert {(s.qkv_bias, s.qk_norm, s.tied) for s in specs.values()} == {
+        (bias, norm, tied)
+        for bias, norm in ((False, False), (True, False), (False, True))
+        for tied in (True, False)
+    }
+    assert all(s.kv_heads < s.heads for s in specs.values())
+    assert specs["llama_untied"].rope_scaling == Llama3Scaling(8.0, 1.0, 4.0, 16)
+    assert specs["qwen2_untied"].windows == (0, 3)
+    assert specs["qwen3"].head_size * specs["qwen3"].heads != specs["qwen3"].width
+
+
+def test_transformers_loaded_what_we_export():
+    # What make_hf_fixtures.py --check recorded: merged pairs and plain weights of each.
+    outcome = json.loads((FIXTURES / "parity.json").read_text())
+    assert {"torch", "transformers"} <= set(outcome["versions"])
+    gaps = outcome["largest_logit_gap"]
+    assert set(gaps) == {n + end for n in NAMED for end in ("", "_lora")}
+    assert max(gaps.values()) <= 1e-4
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_export_and_load_change_nothing(name, tmp_path):
+    model = load(FIXTURES / name)
+    folder = tmp_path / "deep" / "out"
+    save_hf(
+        folder,
+        model.spec,
+        model.params,
+        config=model.config,
+        files=[FIXTURES / name / "expected.json"],
+        max_shard_bytes=8000,
+    )
+    again = load(folder)
+    same(again.params, model.params)
+    assert again.spec == model.spec
+    assert again.config["eos_token_id"] == 2
+    names = {path.name for path in folder.iterdir()}
+    assert {"config.json", "expected.json", "model.safetensors.index.json"} <= names
+    assert [path.name for path in folder.parent.iterdir()] == ["out"]
+    for file in folder.glob("*.safetensors"):
+        assert file.stat().st_size < 8000 + 4096 or len(load_file(file)) == 1
+
+
+def test_our_tensors_are_bit_for_bit_those_of_transformers(tmp_path):
+    model = load(FIXTURES / "qwen2")
+    save_hf(tmp_path / "out", model.spec, model.params)
+    same(
+        load_file(tmp_path / "out" / "model.safetensors"),
+        load_file(FIXTURES / "qwen2" / "model.safetensors"),
+    )
+
+
+def test_pairs_are_merged_and_integers_written_as_floats(tmp_path):
+    model = load(FIXTURES / "qwen3")
+    params = add_lora(model.params, jax.random.key(0), 2)
+    q = params["layers"]["attention"]["q"]
+    q = q.replace(base=quantise(q.base), b=q.b + 0.1)
+    params["layers"]["attention"]["q"] = q
+    save_hf(tmp_path / "half", model.spec, params, dtype=jnp.bfloat16)
+    save_hf(tmp_path / "full", model.spec, params)
+    same(load(tmp_path / "full").params, merge(params))
+    half = load(tmp_path / "half", dtype=jnp.bfloat16)
+    same(half.params, jax.tree.map(lambda x: x.astype(jnp.bfloat16), merge(params)))
+    assert half.config["torch_dtype"] == "bfloat16"
+
+
+def test_reading_straight_into_shards(devices):
+    mesh = jax.make_mesh(
+        (4, 2),
+        ("fsdp", "tensor"),
+        axis_types=(jax.sharding.AxisType.Auto,) * 2,
+        devices=devices,
+    )
+    asked = {}
+
+    def place(path, shape):
+        asked[path] = shape
+        over = {2: ("fsdp", "tensor"), 3: (None, "fsdp", "tensor")}
+        fits = len(shape) in over and all(n % 4 == 0 for n in shape[-2:])
+        return NamedSharding(mesh, PartitionSpec(*over[len(shape)] if fits else ()))
+
+    plain = load(FIXTURES / "qwen2_untied")
+    sharded = load(FIXTURES / "qwen2_untied", sharding=place)
+    same(sharded.params, plain.params)
+    up = sharded.params["layers"]["mlp"]["up"]
+    assert asked["layers/mlp/up"] == up.shape == (2, 24, 32)
+    assert up.addressable_shards[0].data.shape == (2, 6, 16)
+
+
+def test_export_of_shards(devices, tmp_path):
+    mesh = jax.make_mesh((2,), ("fsdp",), devices=devices[:2])
+    model = load(FIXTURES / "llama")
+    spread = NamedSharding(mesh, PartitionSpec(None, "fsdp"))
+    params = jax.tree.map(
+        lambda x: jax.device_put(x, spread) if x.ndim > 1 else x, model.params
+    )
+    save_hf(tmp_path / "out", model.spec, params)
+    same(load(tmp_path / "out").params, model.params)
+
+
+# GGUF ---------------------------------------------------------------------------------
+
+WIDE = DecoderSpec(
+    vocab=40, width=32, depth=2, heads=4, kv_heads=2, ff=64, eps=1e-5, context=64
+)
+GGUF_SPECS = {
+    "llama": WIDE,
+    "qwen2": dataclasses.replace(WIDE, qkv_bias=True, tied=False, rope_base=1e6),
+    "qwen3": dataclasses.replace(WIDE, qk_norm=True, head_size=16, tied=False),
+}
+
+
+def params_of(spec, seed=0):
+    rng = np.random.default_rng(seed)
+    shapes = jax.eval_shape(decoder(spec).init, jax.random.key(0))
+    return jax.tree.map(
+        lambda x: jnp.asarray(0.3 * rng.normal(size=x.shape), jnp.float32), shapes
+    )
+
+
+def interleaved(w, heads):
+    """Rows in the order of llama.cpp: pair i of a head becomes rows 2i and 2i + 1."""
+    out = np.empty_like(w)
+    size = len(w) // heads
+    for head in range(heads):
+        for i in range(size // 2):
+            out[head * size + 2 * i] = w[head * size + i]
+            out[head * size + 2 * i + 1] = w[head * size + i + size // 2]
+    return out
+
+
+def write_gguf(path, arch, spec, params, kind=None, change=None, extra=()):
+    """A file as llama.cpp's converter writes it; `change(tensors)` may break it."""
+    tensors = {}
+    for name, leaf in [
+        ("/".join(key.key for key in path), np.asarray(leaf))
+        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+    ]:
+        theirs, layered = NAMES[name][1], name.startswith("layers/")
+        for i in range(spec.depth if layered else 1):
+            w = leaf[i] if layered else leaf
+            w = w.T if w.ndim == 2 and name != "embed" else w
+            if arch == "llama" and name[-2:] in ("/q", "/k"):
+                w = interleaved(w, spec.heads if name[-1] == "q" else spec.kv_heads)
+            tensors[theirs.format(i)] = np.ascontiguousarray(w)
+    if change:
+        change(tensors)
+    writer = gguf.GGUFWriter(path, arch)
+    writer.add_block_count(spec.depth)
+    writer.add_context_length(spec.context)
+    writer.add_embedding_length(spec.width)
+    writer.add_feed_forward_length(spec.ff)
+    writer.add_head_count(spec.heads)
+    writer.add_head_count_kv(spec.kv_heads)
+    writer.add_layer_norm_rms_eps(spec.eps)
+    writer.add_rope_freq_base(spec.rope_base)
+    if arch == "qwen3":
+        writer.add_key_length(spec.head_size)
+        writer.add_value_length(spec.head_size)
+    for add, *arguments in extra:
+        getattr(writer, add)(*arguments)
+    for name, w in tensors.items():
+        if kind is not None and w.ndim == 2:
+            writer.add_tensor(name, gguf.quantize(w, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(name, w)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("arch", GGUF_SPECS)
+def test_gguf_holds_the_same_network(arch, tmp_path):
+    spec = GGUF_SPECS[arch]
+    params = params_of(spec)
+    model = load(write_gguf(tmp_path / "m.gguf", arch, spec, params))
+    assert model.spec == spec
+    same(model.params, params)
+    assert model.config["general.architecture"] == arch
+    assert gguf_fields(tmp_path / "m.gguf") == model.config
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0"])
+def test_gguf_types(kind, tmp_path):
+    spec, kind = GGUF_SPECS["llama"], gguf.GGMLQuantizationType[kind]
+    params = params_of(spec)
+    model = load(write_gguf(tmp_path / "m.gguf", "llama", spec, params, kind))
+    matrix = np.asarray(params["layers"]["mlp"]["down"][1]).T  # rows are what is packed
+    expected = gguf.dequantize(gguf.quantize(matrix, kind), kind).T
+    np.testing.assert_array_equal(model.params["layers"]["mlp"]["down"][1], expected)
+    for found, exact in zip(
+        jax.tree.leaves(model.params), jax.tree.leaves(params), strict=True
+    ):
+        np.testing.assert_allclose(found, exact, atol=0.15)
+
+
+def test_gguf_into_shards_and_half_precision(devices, tmp_path):
+    mesh = jax.make_mesh((4,), ("fsdp",), devices=devices[:4])
+    spec = GGUF_SPECS["llama"]
+    params = params_of(spec)
+    path = write_gguf(tmp_path / "m.gguf", "llama", spec, params)
+
+    def place(path, shape):
+        names = (None,) * (len(shape) - 1) + ("fsdp",)
+        return NamedSharding(mesh, PartitionSpec(*names))
+
+    found = load(path, dtype=jnp.bfloat16, sharding=place)
+    same(found.params, jax.tree.map(lambda x: x.astype(jnp.bfloat16), params))
+
+
+def test_gguf_rotary_factors(tmp_path):
+    factors = np.array([1.0, 2.0, 4.0, 8.0], np.float32)
+    path = write_gguf(
+        tmp_path / "m.gguf",
+        "llama",
+        WIDE,
+        params_of(WIDE),
+        change=lambda tensors: tensors.update({"rope_freqs.weight": factors}),
+    )
+    assert load(path).spec.rope_scaling == Divided((1.0, 2.0, 4.0, 8.0))
+    np.testing.assert_allclose(Divided((1.0, 4.0))(jnp.ones(2)), [1.0, 0.25])
+
+
+# What must be refused, by name --------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A copy of a checkpoint, to break."""
+    return pathlib.Path(shutil.copytree(FIXTURES / "qwen3", tmp_path / "model"))
+
+
+def edit(folder, **changes):
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({k: v for k, v in config.items() if v != "gone"}))
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"model_type": "gpt2"}, r"'gpt2' is not supported.*llama, qwen2, qwen3"),
+        ({"hidden_size": "gone"}, r"config\.json: no key 'hidden_size'"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+        ({"attention_bias": True}, "attention_bias is True"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn'"),
+        ({"rope_scaling": {"rope_type": "llama3"}}, "no key 'factor'"),
+        ({"attention_sink": 4}, r"unknown key 'attention_sink' \(4\)"),
+        ({"quantization_config": {"bits": 4}}, "unknown key 'quantization_config'"),
+        ({"layer_types": ["sliding_attention"] * 2}, "layer_types must give"),
+        ({"num_hidden_layers": 3}, r"11 tensors are missing.*model\.layers\.2\."),
+        ({"num_hidden_layers": 1}, r"11 tensors that the configuration \(depth 1\)"),
+        ({"intermediate_size": 33}, r"mlp\.down_proj.*\[24, 33\].*has \[24, 32\]"),
+        ({"vocab_size": 50}, r"embed_tokens.*shape \[50, 24\].*has \[48, 24\]"),
+        ({"model_type": "qwen2"}, "tensors are missing.*q_proj.bias"),
+    ],
+)
+def test_configurations_that_do_not_fit(folder, changes, message):
+    layers = changes.get("num_hidden_layers")
+    if layers:
+        changes = changes | {"layer_types": ["full_attention"] * layers}
+    edit(folder, **changes)
+    with pytest.raises(ValueError, match=message) as error:
+        load(folder)
+    assert str(folder) in str(error.value)
+
+
+def test_unknown_keys_pass_if_told_or_off(folder):
+    edit(folder, attention_sink=4, some_flag=False)
+    assert load(folder, ignore=["attention_sink"]).spec == load(FIXTURES / "qwen3").spec
+
+
+def test_files_that_are_not_there_or_damaged(folder):
+    weights = folder / "model.safetensors"
+    whole = weights.read_bytes()
+    for cut in (len(whole) - 10, 200, 4):
+        weights.write_bytes(whole[:cut])
+        with pytest.raises(ValueError, match=f"damaged, or cut short at {cut} bytes"):
+            load(folder)
+    weights.unlink()
+    with pytest.raises(FileNotFoundError, match=r"model\.safetensors: no such file"):
+        load(folder)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config\.json: not JSON"):
+        load(folder)
+    (folder / "config.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"config\.json: no such file"):
+        load(folder)
+    with pytest.raises(FileNotFoundError, match="no such file or folder"):
+        load(folder / "nowhere")
+
+
+def test_an_index_that_lies(tmp_path):
+    folder = pathlib.Path(shutil.copytree(FIXTURES / "llama_untied", tmp_path / "m"))
+    index = folder / "model.safetensors.index.json"
+    listed = json.loads(index.read_text())
+    first = sorted(set(listed["weight_map"].values()))[0]
+    moved = next(k for k, v in listed["weight_map"].items() if v != first)
+    wrong = {**listed, "weight_map": {**listed["weight_map"], moved: first}}
+    index.write_text(json.dumps(wrong))
+    with pytest.raises(ValueError, match=f"{first}: no tensor '{moved}'"):
+        load(folder)
+    index.write_text(json.dumps(listed))
+    (folder / first).unlink()
+    with pytest.raises(FileNotFoundError, match=f"{first}: no such file, though"):
+        load(folder)
+    index.write_text("{}")
+    with pytest.raises(ValueError, match="no weight_map"):
+        load(folder)
+
+
+def test_tensors_that_do_not_fit(folder):
+    file = folder / "model.safetensors"
+    arrays = load_file(file)
+    norm = "model.layers.1.self_attn.q_norm.weight"
+    save_file({**arrays, "model.layers.0.extra": np.zeros(3)}, file)
+    with pytest.raises(ValueError, match=r"no place for: 'model\.layers\.0\.extra'"):
+        load(folder)
+    save_file({**arrays, norm: np.zeros(7, np.float32)}, file)
+    with pytest.raises(ValueError, match=rf"{norm}' should have .*\[10\].*has \[7\]"):
+        load(folder)
+    save_file({k: v for k, v in arrays.items() if k != norm}, file)
+    with pytest.raises(ValueError, match=f"1 tensors are missing.*{norm}"):
+        load(folder)
+
+
+def test_gguf_files_that_are_refused(tmp_path):
+    path, params = tmp_path / "m.gguf", params_of(WIDE)
+    path.write_bytes(b"PK\x03\x04, a zip perhaps")
+    with pytest.raises(ValueError, match="not a GGUF file"):
+        load(path)
+    write_gguf(path, "llama", WIDE, params)
+    whole = path.read_bytes()
+    for cut in (len(whole) - 5000, 300, 30, 6):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(ValueError, match=f"cut short at {cut} bytes"):
+            load(path)
+    write_gguf(path, "gpt2", WIDE, params)
+    with pytest.raises(ValueError, match="'gpt2' is not supported"):
+        load(path)
+    yarn = ("add_rope_scaling_type", gguf.RopeScalingType.YARN)
+    write_gguf(path, "llama", WIDE, params, extra=[yarn])
+    with pytest.raises(ValueError, match=r"rope\.scaling\.type is 'yarn'"):
+        load(path)
+
+    def drop(tensors):
+        del tensors["blk.1.ffn_up.weight"]
+
+    with pytest.raises(ValueError, match=r"1 tensors are missing.*blk\.1\.ffn_up"):
+        load(write_gguf(path, "llama", WIDE, params, change=drop))
+
+    def integers(tensors):
+        tensors["output_norm.weight"] = np.ones(32, np.int32)
+
+    with pytest.raises(ValueError, match=r"'output_norm\.weight' is of type I32"):
+        load(write_gguf(path, "llama", WIDE, params, change=integers))
+
+
+def test_exports_that_are_refused(tmp_path):
+    model = load(FIXTURES / "llama")
+    spec, params = model.spec, model.params
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    with pytest.raises(FileExistsError, match="not an empty folder"):
+        save_hf(tmp_path / "full", spec, params)
+    wrong = dataclasses.replace(spec, vocab=50)
+    with pytest.raises(ValueError, match=r"'embed' should have shape \[50, 24\]"):
+        save_hf(tmp_path / "out", wrong, params)
+    with pytest.raises(ValueError, match=r"contradicts the spec, in vocab_size"):
+        save_hf(tmp_path / "out", spec, params, config={"vocab_size": 50})
+    both = dataclasses.replace(spec, qkv_bias=True, qk_norm=True)
+    with pytest.raises(ValueError, match="no family .* qkv_bias=True, qk_norm=True"):
+        save_hf(tmp_path / "out", both, params)
+    with pytest.raises(ValueError, match="params have no 'head'"):
+        save_hf(tmp_path / "out", dataclasses.replace(spec, tied=False), params)
+    # A copy that fails leaves nothing behind.
+    with pytest.raises(FileNotFoundError):
+        save_hf(tmp_path / "out", spec, params, files=[tmp_path / "tokenizer.json"])
+    assert [path.name for path in tmp_path.iterdir()] == ["full"]
+
+
+def test_specs_and_configurations_go_round():
+    spec = DecoderSpec(
+        vocab=8,
+        width=8,
+        depth=3,
+        heads=2,
+        qk_norm=True,
+        window=(0, 4, 4),
+        rope_base=5e5,
+        rope_scaling=Llama3Scaling(8.0, 1.0, 4.0, 8192),
+        context=32,
+    )
+    assert spec_of_config(config_of_spec(spec), "config") == spec
