@@ -1,3 +1,4 @@
+import contextlib
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import numpy as np
 import optax
 import pytest
 
+from rlpost.training import checkpoints as checkpoints_module
 from rlpost.training.checkpoints import CheckpointError, Checkpoints
 
 
@@ -286,3 +288,52 @@ def test_a_checkpoint_of_other_devices_says_so(tmp_path):
     (note,) = Checkpoints(tmp_path).restore({"x": jnp.zeros(2)}).notes
     assert "on 80 x cpu, this is" in note
     assert "not bit for bit" in note
+
+
+class Killed(BaseException):
+    """As final as a kill: nothing that handles errors handles it."""
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        "host_state.write",
+        "array_store.write",
+        "list_files",
+        "write_whole",
+        "os.rename",
+        "remove",
+    ],
+)
+def test_killed_at_any_point_of_a_save_one_of_two_is_whole(
+    tmp_path, monkeypatch, where, when
+):
+    module, _, name = where.rpartition(".")
+    owner = getattr(checkpoints_module, module) if module else checkpoints_module
+    inner = getattr(owner, name)
+    calls = []
+
+    def killed(*args, **options):
+        calls.append(name)
+        # `remove` clears the way, then the older checkpoint: both are tried.
+        if when == "before" and len(calls) == kill_at:
+            raise Killed
+        result = inner(*args, **options)
+        if len(calls) == kill_at:
+            raise Killed
+        return result
+
+    for kill_at in (1, 2, 3):
+        folder = tmp_path / str(kill_at)
+        Checkpoints(folder, keep=1).save(1, {"x": jnp.array(1)})
+        with monkeypatch.context() as patched, contextlib.suppress(Killed):
+            patched.setattr(owner, name, killed)
+            Checkpoints(folder, keep=1).save(2, {"x": jnp.array(2)})
+        calls.clear()
+        restored = Checkpoints(folder, keep=1).restore({"x": jnp.array(0)})
+        assert restored.notes == []
+        assert restored.step == int(restored.state["x"])
+        Checkpoints(folder, keep=1).save(2, {"x": jnp.array(20)})
+        assert Checkpoints(folder).restore({"x": jnp.array(0)}).state["x"] == 20
+        assert {p.name for p in folder.iterdir()} == {"00000002"}
