@@ -29,8 +29,8 @@ LAYERS: dict[str, tuple[str, ...]] = {
     "scores": ("types", "distributions", "kernels"),
     "models": ("types", "distributions", "kernels"),
     "sampling": ("models", "scores"),
-    "data": ("types",),
-    "rewards": ("data", "types"),
+    "data": ("types", "sampling"),
+    "rewards": ("data",),
     "diagnostics": ("types",),
     "report": (),
 }
