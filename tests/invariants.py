@@ -115,7 +115,6 @@ def check_objective(
     *,
     batch: Batch,
     numbers: dict | None = None,
-    every_split: bool = False,
 ) -> float:
     """Assert all that must hold of an objective.
 
@@ -128,7 +127,6 @@ def check_objective(
         make: a factory; called with `numbers`.
         batch: not yet prepared, with every field that the objective needs.
         numbers: hyperparameters to hand over concrete and traced.
-        every_split: try microbatches of every size, not of two.
 
     Returns:
         The largest split error, as a share of the largest entry of the gradient.
@@ -155,7 +153,7 @@ def check_objective(
     same(spread, "more padding, on 8 devices")
     _same_report(report, spread_report, "more padding, on 8 devices")
 
-    worst = _check_splits(objective, batch, same, every_split)
+    worst = _check_splits(objective, batch, same)
     _check_raw_scores(objective, batch)
     _check_half_precision(objective, batch)
     return worst
@@ -252,30 +250,34 @@ def _keep_gradient():
     )
 
 
-def _check_splits(objective, batch, same, every_split):
+def _check_splits(objective, batch, same):
     learner = train.learner(objective, SCORE, _keep_gradient())
     held = jax.tree.map(lambda _: None, PARAMS)
-    prepared = learner.prepare(batch)
-    smallest = 1
-    if prepared.unit is not None:
-        real = np.asarray(prepared.mask).any(-1)
-        smallest = int(
-            np.unique(np.asarray(prepared.unit)[real], return_counts=True)[1].max()
-        )
-    rows = prepared.mask.shape[0]
-    worst = 0.0
-    for size in range(smallest, rows + 1) if every_split else (5,):
-        stacked = stack(split(prepared, rows=size))
-        state, report = learner.step(learner.init(PARAMS), held, FROZEN, stacked)
-        assert report["gradient/applied"] == 1
-        worst = max(worst, same(state.opt_state, f"microbatches of {size}"))
-
-    # Microbatches of different sizes and lengths, in no order.
-    parts = split(prepared, rows=smallest, buckets=(5,))
+    prepared = jax.tree.map(np.asarray, learner.prepare(batch))
+    rows, length = prepared.mask.shape
     rng = np.random.default_rng(0)
-    parts = [parts[i] for i in rng.permutation(len(parts))]
-    state, _ = learner.update(learner.init(PARAMS), held, FROZEN, parts)
-    worst = max(worst, same(state.opt_state, "microbatches of several lengths"))
+
+    def accumulated(parts, what):
+        state, report = learner.update(learner.init(PARAMS), held, FROZEN, parts)
+        assert report["gradient/applied"] == 1
+        return same(state.opt_state, what)
+
+    worst = 0.0
+    units = _units(prepared)
+    for size in range(max(map(len, units)), rows + 1):
+        # Each part is filled up to all rows, so that one compilation serves all sizes.
+        parts = [
+            split(prepared.select(chosen), rows=rows, buckets=(length,))[0]
+            for chosen in _filled([units[i] for i in rng.permutation(len(units))], size)
+        ]
+        worst = max(worst, accumulated(parts, f"{len(parts)} parts of {size} rows"))
+    parts = split(prepared, rows=rows, buckets=(length // 2,))
+    worst = max(worst, accumulated(parts, "microbatches of several lengths"))
+
+    stacked = stack(split(prepared, rows=max(5, *map(len, units)), buckets=(length,)))
+    state, report = learner.step(learner.init(PARAMS), held, FROZEN, stacked)
+    assert report["gradient/applied"] == 1
+    worst = max(worst, same(state.opt_state, "scanned microbatches"))
 
     nothing = stacked.replace(mask=np.zeros_like(stacked.mask))
     before = learner.init(PARAMS)
@@ -288,6 +290,23 @@ def _check_splits(objective, batch, same, every_split):
         if name.startswith("loss/"):
             assert value == 0, f"an all-masked batch has a loss: {name} {value}"
     return worst
+
+
+def _units(batch):
+    """The rows of each unit that has anything to learn from."""
+    rows = np.flatnonzero(batch.mask.any(-1))
+    if batch.unit is None:
+        return [[row] for row in rows]
+    return [rows[batch.unit[rows] == unit] for unit in np.unique(batch.unit[rows])]
+
+
+def _filled(units, size):
+    parts = [[]]
+    for unit in units:
+        if len(parts[-1]) + len(unit) > size:
+            parts.append([])
+        parts[-1].extend(unit)
+    return [np.array(part) for part in parts]
 
 
 def _check_raw_scores(objective, batch):
