@@ -28,8 +28,7 @@ def tied_head(hidden: Array, embedding: Any) -> Array:
     )
 
 
-@struct.dataclass(kw_only=True)
-class Categorical:
+class Categorical(struct.PyTreeNode, kw_only=True):
     """The laws of [B, T] tokens over V ids.
 
     Holds either `logits`, or hidden states and an output matrix from which logits are
@@ -83,7 +82,7 @@ class Categorical:
     def shift(self) -> Categorical:
         """From "the law of the next token" to "the law of this token".
 
-        Slot 0 then has no law (nothing precedes it): its entries are 0 and mean nothing.
+        Slot 0 then has no law (nothing precedes it): its entries there mean nothing.
         """
         if self.at is not None:
             raise ValueError("a law that knows its slots (`at`) cannot be shifted")

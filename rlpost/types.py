@@ -21,8 +21,7 @@ Params = Any
 Cache = Any
 
 
-@struct.dataclass
-class Mean:
+class Mean(struct.PyTreeNode):
     """A mean on its way: a sum and what to divide it by.
 
     Parts of a batch add up exactly, so a mean over microbatches, devices or processes
@@ -62,8 +61,7 @@ def total(terms: Terms) -> Array:
     return sum((term.value for term in terms.values()), jnp.zeros(()))
 
 
-@struct.dataclass(kw_only=True)
-class Shared:
+class Shared(struct.PyTreeNode, kw_only=True):
     """How a microbatch computes each prompt once for all its responses.
 
     Attributes:
@@ -80,8 +78,7 @@ class Shared:
     response_slots: int = struct.field(pytree_node=False)
 
 
-@struct.dataclass(kw_only=True)
-class Batch:
+class Batch(struct.PyTreeNode, kw_only=True):
     """Rows to learn from. Every leaf leads with B, so any selection of rows is a Batch.
 
     Attributes:
@@ -135,8 +132,7 @@ class Batch:
         return jax.tree.map(lambda x: x[rows], self)
 
 
-@struct.dataclass(kw_only=True)
-class Scores:
+class Scores(struct.PyTreeNode, kw_only=True):
     """What a network says of the decisions of a Batch; made by a `Score`.
 
     Attributes:
@@ -219,8 +215,7 @@ class Controller(NamedTuple):
     update: Callable[[Any, Any], Any]
 
 
-@struct.dataclass(kw_only=True)
-class Rollout:
+class Rollout(struct.PyTreeNode, kw_only=True):
     """Sampled rows, in the order they were asked for.
 
     Attributes:

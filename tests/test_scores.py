@@ -12,6 +12,8 @@ from rlpost.types import Batch
 
 POLICY = decoder(DecoderSpec(vocab=19, width=16, depth=2, heads=4, kv_heads=2))
 PARAMS = POLICY.init(jax.random.key(0))
+SCORE = jax.jit(token_scores(POLICY))
+APPLY = jax.jit(lambda tokens: POLICY.apply(PARAMS, tokens)[0].all_logits())
 
 
 def batch(seed=0, rows=9, slots=28):
@@ -38,23 +40,19 @@ def batch(seed=0, rows=9, slots=28):
     )
 
 
-def by_hand(data):
-    """float64 log-probs from the full logits of each row alone, without padding."""
-    expected = np.zeros(data.mask.shape)
-    for row, n in enumerate(data.length):
-        law, _ = POLICY.apply(PARAMS, jnp.array(data.tokens[row : row + 1, :n]))
-        logits = np.asarray(law.all_logits()[0], np.float64) / data.temperature[row]
-        logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-        for slot in range(1, n):
-            if data.mask[row, slot]:
-                expected[row, slot] = logp[slot - 1, data.tokens[row, slot]]
-    return expected
-
-
 def test_log_probs_are_those_of_each_row_alone():
+    """float64 log-probs from the full logits of a row alone, without padding."""
     data = batch()
-    actual = token_scores(POLICY)(PARAMS, {}, data)
-    np.testing.assert_allclose(actual.logp, by_hand(data), atol=2e-6)
+    actual = SCORE(PARAMS, {}, data).logp
+    np.testing.assert_array_equal(actual[~data.mask], 0)
+    for row in (0, 4, 8):
+        n = data.length[row]
+        logits = np.asarray(APPLY(data.tokens[row : row + 1, :n])[0], np.float64)
+        logits = logits / data.temperature[row]
+        logp = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+        expected = logp[np.arange(n - 1), data.tokens[row, 1:n]]
+        mask = data.mask[row, 1:n]
+        np.testing.assert_allclose(actual[row, 1:n][mask], expected[mask], atol=2e-6)
 
 
 def shared(data, rows=9):
@@ -76,8 +74,9 @@ def test_shared_prompts_give_the_same_values_and_gradients():
         weight = jnp.cos(rows.tokens * rows.mask)  # row order differs between the two
         return jnp.sum(weight * (scores.logp + 0.3 * entropy))
 
-    expected, gradient = jax.value_and_grad(loss)(PARAMS, plain)
-    actual, same = jax.jit(jax.value_and_grad(loss))(PARAMS, part)
+    gradient_of = jax.jit(jax.value_and_grad(loss))
+    expected, gradient = gradient_of(PARAMS, plain)
+    actual, same = gradient_of(PARAMS, part)
     np.testing.assert_allclose(actual, expected, rtol=1e-5)
     for a, b in zip(jax.tree.leaves(same), jax.tree.leaves(gradient), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max())
@@ -90,21 +89,20 @@ def test_shared_prompts_serve_every_fold_and_frozen_networks():
     (plain,) = microbatches.split(data, rows=9, buckets=[])
     part = shared(data)
     order = np.argsort(part.tokens.sum(1)), np.argsort(plain.tokens.sum(1))
-    results = []
-    for rows, permutation in zip((part, plain), order, strict=True):
+
+    @jax.jit
+    def folds(rows):
         scores = score(PARAMS, {"reference": other}, rows)
         law, reference = scores.distribution, scores.frozen["reference"].distribution
         kl = jnp.where(rows.mask, law.kl(reference), 0.0)
-        counts = law.expected_counts(rows.mask * 1.0)
         top, ids = law.top_k(3)
-        mask = rows.mask[..., None]
-        results.append(
-            [
-                np.asarray(x)[permutation]
-                for x in (kl, counts, jnp.where(mask, top, 0), scores.logp)
-            ]
-        )
         assert ids.shape == (*rows.mask.shape, 3)
+        top = jnp.where(rows.mask[..., None], top, 0.0)
+        return kl, law.expected_counts(rows.mask * 1.0), top, scores.logp
+
+    results = []
+    for rows, permutation in zip((part, plain), order, strict=True):
+        results.append([np.asarray(x)[permutation] for x in folds(rows)])
     for a, b in zip(*results, strict=True):
         np.testing.assert_allclose(a, b, atol=3e-6)
 
@@ -124,7 +122,7 @@ def test_no_gradient_reaches_a_frozen_network():
         scores = score(PARAMS, {"teacher": frozen}, data)
         return jnp.sum(scores.frozen["teacher"].logp)
 
-    gradient = jax.grad(loss)(PARAMS)
+    gradient = jax.jit(jax.grad(loss))(PARAMS)
     assert all(not np.any(x) for x in jax.tree.leaves(gradient))
     with pytest.raises(ValueError, match="frozen networks \\['teacher'\\]"):
         score(PARAMS, {}, data)
@@ -136,18 +134,18 @@ def test_packed_sequences_score_as_rows_of_their_own():
     segment = np.array([[1] * 5 + [2] * 4 + [0] * 3], np.int32)
     first = np.array([[True] + [False] * 4 + [True] + [False] * 6])
     packed = Batch(mask=(segment > 0) & ~first, tokens=tokens, segment=segment)
-    actual = np.asarray(token_scores(POLICY)(PARAMS, {}, packed).logp[0])
+    actual = np.asarray(SCORE(PARAMS, {}, packed).logp[0])
     for start, end in ((0, 5), (5, 9)):
         row = tokens[:, start:end]
         alone = Batch(mask=np.arange(end - start)[None] > 0, tokens=row)
-        expected = token_scores(POLICY)(PARAMS, {}, alone).logp[0]
+        expected = SCORE(PARAMS, {}, alone).logp[0]
         np.testing.assert_allclose(actual[start:end], expected, atol=2e-6)
 
 
 def test_values_are_read_before_the_decision_and_leave_the_policy_alone():
     data = batch()
     head = {"w": jnp.ones((16, 1)), "b": jnp.full(1, 0.25)}
-    score = value_scores(POLICY)
+    score = jax.jit(value_scores(POLICY))
     value = score(head, {"policy": PARAMS}, data).value
     law, _ = POLICY.apply(PARAMS, jnp.where(data.tokens > 18, 0, data.tokens))
     expected = np.asarray(law.hidden).sum(-1)[:, :-1] + 0.25

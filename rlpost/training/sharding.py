@@ -117,6 +117,6 @@ def _check(name: str, shape: Sequence[int], spec: P, mesh: Mapping[str, int]) ->
         parts = int(np.prod([mesh[a] for a in names]))
         if size % parts:
             raise ValueError(
-                f"{name} of shape {list(shape)} cannot be split: {size} does not divide "
-                f"over {parts} devices of the mesh axes {list(names)}"
+                f"{name} of shape {list(shape)} cannot be split: {size} does not "
+                f"divide over {parts} devices of the mesh axes {list(names)}"
             )

@@ -22,8 +22,7 @@ from rlpost.types import Array, Batch, Metrics, Objective, Params, Score
 Weights = dict[str, Array | None]
 
 
-@struct.dataclass
-class TrainState:
+class TrainState(struct.PyTreeNode):
     """What one optimiser owns: donated to the step, saved with the run.
 
     Attributes:

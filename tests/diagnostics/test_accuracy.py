@@ -13,7 +13,9 @@ def test_pass_at_k_equals_enumerating_all_choices(k):
     correct = np.array([[1, 0, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1], [0, 1, 0, 0]])
     expected = np.mean(
         [
-            np.mean([max(row[list(pick)]) for pick in itertools.combinations(range(4), k)])
+            np.mean(
+                [max(row[list(pick)]) for pick in itertools.combinations(range(4), k)]
+            )
             for row in correct
         ]
     )

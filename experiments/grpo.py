@@ -1,0 +1,254 @@
+"""GRPO on verifiable tasks: group-relative policy gradients, from a laptop to a pod.
+
+Shao et al., DeepSeekMath, arXiv:2402.03300. A policy answers each prompt several
+times; an answer is worth as much as it beats the others to the same prompt.
+
+Variants (configs/grpo.py):
+    smoke    a character model, 4 prompts a step: it runs, in seconds.
+    small    a character model is taught two-digit sums in place, badly, then
+             post-trained on whether its answers are right.
+    smollm2  SmolLM2-135M-Instruct with LoRA on one-digit sums of reasoning-gym; the
+             answer must be right and must end. This is `make demo`.
+    pod      Qwen3-8B on a v5p slice, on reasoning-gym's countdown.
+
+Command:
+    python -m experiments.grpo --config=configs/grpo.py:small
+
+The run folder ends with report.html: curves, and samples token by token.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from rlpost import rewards
+from rlpost.data import ALPHABET, Prompts, Source, Task, reasoning, sums, without
+from rlpost.data.demonstrations import Demonstrations
+from rlpost.diagnostics import constant_answer
+from rlpost.methods.grpo import grpo
+from rlpost.methods.sft import sft
+from rlpost.models import DecoderSpec, decoder
+from rlpost.models.lora import PAIRS, add_lora
+from rlpost.models.pretrained import find_weights
+from rlpost.models.weights import load
+from rlpost.report import write_page
+from rlpost.sampling.chat import prompt_ids
+from rlpost.sampling.tokenizer import Tokenizer, characters
+from rlpost.sampling.tokenizer_files import from_folder, from_gguf
+from rlpost.scores import token_scores
+from rlpost.training import loop
+from rlpost.training.command import main as command
+from rlpost.training.config import Config, check_read
+from rlpost.training.guards import Guards
+from rlpost.training.online import Program, Run, online
+from rlpost.training.phases import Phases
+from rlpost.training.sharding import make_mesh
+from rlpost.training.supervised import supervised
+from rlpost.training.workdir import Workdir
+from rlpost.types import Params, Policy
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A policy with its words and its first parameters."""
+
+    policy: Policy
+    params: Params
+    tokenizer: Tokenizer
+    trains: str = ""
+
+
+def character_model(config: Config) -> Model:
+    """A small decoder over characters, with random weights."""
+    tokenizer = characters(ALPHABET)
+    spec = DecoderSpec(vocab=tokenizer.vocab_size, **config.model)
+    policy = decoder(spec)
+    return Model(policy, policy.init(jax.random.key(config.seed)), tokenizer)
+
+
+def pretrained_model(config: Config) -> Model:
+    """Weights and tokenizer from files, with adapters if a rank is given."""
+    path = find_weights(config.model.weights)
+    loaded = load(path)
+    policy = decoder(loaded.spec, dtype=config.model.dtype)
+    tokenizer = from_folder(path) if path.is_dir() else from_gguf(path)
+    params, rank = loaded.params, config.model.lora_rank
+    if not rank:
+        return Model(policy, params, tokenizer)
+    params = add_lora(params, jax.random.key(config.seed), rank)
+    return Model(policy, params, tokenizer, trains=PAIRS)
+
+
+def arithmetic(config: Config) -> tuple[Source, list[Task]]:
+    """Sums to learn from, and sums that are held out with their mirror images."""
+    values = dict(config.data)
+    train = sums(**values)
+    test = sums(**values, split="test")
+    count = min(config.evaluation.prompts, len(test))
+    chosen = np.random.default_rng(config.seed).permutation(len(test))[:count]
+    return train, [test[int(i)] for i in chosen]
+
+
+def reasoning_tasks(config: Config) -> tuple[Source, list[Task]]:
+    """Tasks of a reasoning-gym family as conversations, and unseen ones beside them."""
+
+    def conversation(task: Task) -> Task:
+        system = {"role": "system", "content": config.data.system}
+        return dataclasses.replace(
+            task, prompt=(system, {"role": "user", "content": task.prompt})
+        )
+
+    family = functools.partial(reasoning, config.data.family, **config.data.parameters)
+    held_out = without(
+        family(size=100 * config.evaluation.prompts, seed=config.seed + 1),
+        (),
+        size=config.evaluation.prompts,
+    )
+    train = without(family(size=2000, seed=config.seed), held_out)
+    return [conversation(t) for t in train], [conversation(t) for t in held_out]
+
+
+def ended_number(samples: Sequence[rewards.Sample]) -> rewards.Parts:
+    """1 where the last number is the answer's and the response ended by itself."""
+    return rewards.gate(rewards.finished, rewards.number_match)(samples)
+
+
+def build(config: Config, model: Model | None = None) -> Run:
+    """The parts of a run as values: `train` runs them, a notebook takes them.
+
+    Args:
+        config: of configs/grpo.py.
+        model: what to train; None makes or loads the config's.
+    """
+    from_files = "weights" in config.model
+    if model is None:
+        model = (pretrained_model if from_files else character_model)(config)
+    train, held_out = (reasoning_tasks if from_files else arithmetic)(config)
+    encode = functools.partial(_prompt, model.tokenizer)
+    longest = max(len(encode(task)) for task in [*held_out, *_some(train, 64)])
+    settings = config.optimizer
+    rate = optax.warmup_constant_schedule(0.0, settings.learning_rate, settings.warmup)
+    reference = {"reference": model.policy} if config.reference else {}
+    answers = [str(task.answer) for task in _some(train, 500)]
+    constant = constant_answer(answers, [str(task.answer) for task in held_out])
+    return Run(
+        policy=model.policy,
+        params=lambda: model.params,
+        trains=model.trains,
+        frozen=lambda params: {name: params for name in reference},
+        score=token_scores(model.policy, reference),
+        objective=grpo(**config.objective),
+        optimizer=optax.chain(
+            optax.clip_by_global_norm(settings.clip_norm), optax.adam(rate)
+        ),
+        tokenizer=model.tokenizer,
+        encode=encode,
+        prompts=Prompts(train, batch_size=config.prompts, seed=config.seed),
+        held_out=held_out,
+        reward=ended_number if from_files else rewards.exact_match,
+        correct="reward" if from_files else "exact",
+        baselines={"constant": constant[1]},
+        group_size=config.group_size,
+        sampling=dict(config.sampling),
+        answers=config.evaluation.answers,
+        slots=config.prompts * config.group_size,
+        length=longest + 8 + config.sampling.max_new_tokens,
+        rows=config.rows,
+        updates=config.updates,
+        recompute=config.recompute,
+        dtype=config.model.dtype if from_files else "float32",
+        mesh=make_mesh(**config.mesh) if "mesh" in config else None,
+        seed=config.seed,
+    )
+
+
+def taught(config: Config, workdir: Workdir) -> Model:
+    """The character model after its supervised lessons, from their checkpoint if any."""
+    model = character_model(config)
+    settings = config.pretrain
+    if not settings.steps:
+        return model
+    train, _ = arithmetic(config)
+    prompts = Prompts(train, batch_size=settings.rows, seed=config.seed)
+    longest = max(
+        len(model.tokenizer.encode(t.prompt)) for t in _some(train, len(train))
+    )
+    phases = Phases()
+    lessons = supervised(
+        params=model.params,
+        score=token_scores(model.policy),
+        objective=sft(),
+        optimizer=optax.adamw(
+            optax.cosine_decay_schedule(settings.learning_rate, settings.steps)
+        ),
+        batches=Demonstrations(
+            prompts, model.tokenizer, length=longest + config.sampling.max_new_tokens
+        ),
+        rows=settings.rows,
+        phases=phases,
+    )
+    with Workdir(workdir.path / "pretrain") as folder:
+        every = loop.Every(save=max(1, settings.steps // 4), write=10)
+        state = loop.run(
+            lessons.iterate,
+            lessons.state,
+            steps=settings.steps,
+            workdir=folder,
+            every=every,
+            host=lessons.host,
+            phases=phases,
+        )
+    return dataclasses.replace(model, params=lessons.params(state))
+
+
+def train(config: Config, workdir: Workdir) -> tuple[Program, Any]:
+    """Run to the end, or go on from where the folder stands; the page last."""
+    model = taught(config, workdir) if "pretrain" in config else None
+    phases = Phases()
+    run = build(config, model)
+    program = online(run, phases, Guards(workdir.dumps))
+    every = loop.Every(
+        evaluate=config.evaluation.every or config.steps, save=config.save_every
+    )
+    steps = config.steps
+    check_read(config)
+    workdir.record("choices", {"objective": {"name": "grpo", **config.objective}})
+    state = loop.run(
+        program.iterate,
+        program.state,
+        steps=steps,
+        workdir=workdir,
+        evaluate=program.evaluate,
+        every=every,
+        host=program.host,
+        phases=phases,
+    )
+    print(f"page: {write_page(workdir.path)}", flush=True)
+    return program, state
+
+
+def _prompt(tokenizer: Tokenizer, task: Task) -> list[int]:
+    return prompt_ids(tokenizer, task.prompt)
+
+
+def _some(source: Source, count: int) -> list[Task]:
+    """At most `count` tasks, spread over the source."""
+    step = max(1, len(source) // count)
+    return [source[i] for i in range(0, len(source), step)]
+
+
+def _entry(config: Config, workdir: Workdir) -> None:
+    train(config, workdir)
+
+
+main = command(_entry, __doc__, default="configs/grpo.py:small")
+
+if __name__ == "__main__":
+    main()
