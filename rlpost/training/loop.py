@@ -19,6 +19,7 @@ from rlpost.training.workdir import Workdir, WorkdirError
 
 # A disk may be full for a while; a run that cannot be saved any more should not go on.
 FAILED_SAVES = 3
+SHOWN_ERRORS = 3  # of one report; all of them are written down
 
 
 class Report(NamedTuple):
@@ -182,8 +183,13 @@ class _Output:
         self.log.samples(step, kind, samples)
         for sample in samples[:1]:
             self.progress.sample(sample)
-        for error in report.errors:
+        errors = list(report.errors)
+        for error in errors[:SHOWN_ERRORS]:
             self.trouble(step, error)
+        for error in errors[SHOWN_ERRORS:]:
+            self.log.error(step, **error)
+        if len(errors) > SHOWN_ERRORS:
+            self.progress.note(f"and {len(errors) - SHOWN_ERRORS} more errors")
         if line:
             metrics = dict(report.metrics) | self.phases.take()
             written = self.log.write(step, kind, metrics)

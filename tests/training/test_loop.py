@@ -1,3 +1,4 @@
+import io
 import signal
 import subprocess
 import sys
@@ -316,3 +317,17 @@ def test_a_profile_of_the_steps_asked_for(tmp_path):
     with Workdir(tmp_path) as workdir:
         tiny.train(workdir, 4, profile=(1, 2))
         assert list(workdir.profile.rglob("*.xplane.pb"))
+
+
+def test_many_errors_are_all_written_and_few_shown(tmp_path):
+    def iterate(state, step):
+        errors = [{"kind": "reward", "message": f"no. {i}", "row": i} for i in range(9)]
+        return state, Report({}, errors=errors)
+
+    shown = io.StringIO()
+    with Workdir(tmp_path) as workdir:
+        progress = Progress(1, stream=shown)
+        run(iterate, {"n": jnp.array(0)}, steps=1, workdir=workdir, progress=progress)
+        assert [e["row"] for e in read(workdir.errors)] == list(range(9))
+    lines = [x for x in shown.getvalue().splitlines() if "reward" in x or "more" in x]
+    assert lines == [*(f"reward: no. {i}" for i in range(3)), "and 6 more errors"]
