@@ -50,7 +50,9 @@ class _Reasoning:
         )
 
 
-def reasoning(family: str, *, size: int = 500, seed: int = 0, **parameters: Any) -> Any:
+def reasoning(
+    family: str, *, size: int = 500, seed: int = 0, **parameters: Any
+) -> _Reasoning:
     """A `Source` of tasks of one reasoning-gym family.
 
     Task i depends on family, seed, i and parameters. Equal tasks may come up under

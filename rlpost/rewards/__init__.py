@@ -2,8 +2,8 @@
 
 from rlpost.rewards.combine import gate, weighted
 from rlpost.rewards.match import exact_match, last_number, number_match
-from rlpost.rewards.pool import Failure, RewardError, RewardPool, Scored
-from rlpost.rewards.shape import format_match, overlong
+from rlpost.rewards.pool import Failure, RewardError, RewardPool, Scored, score_here
+from rlpost.rewards.shape import finished, format_match, overlong
 from rlpost.rewards.types import Parts, Reward, Sample, each, reward_of
 from rlpost.rewards.verifiers import math_equal, reasoning_score
 
@@ -17,6 +17,7 @@ __all__ = [
     "Scored",
     "each",
     "exact_match",
+    "finished",
     "format_match",
     "gate",
     "last_number",
@@ -25,5 +26,6 @@ __all__ = [
     "overlong",
     "reasoning_score",
     "reward_of",
+    "score_here",
     "weighted",
 ]

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from rlpost.rewards.types import Parts, Reward, Sample, reward_of
-from rlpost.rewards.worker import resolve
+from rlpost.rewards.worker import evaluate, resolve
 from rlpost.rewards.workers import ProcessWorker, RewardError, ThreadWorker
 
-__all__ = ["Failure", "RewardError", "RewardPool", "Scored"]
+__all__ = ["Failure", "RewardError", "RewardPool", "Scored", "score_here"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,14 +171,7 @@ class RewardPool:
         )
         calls = [rows for rows in indices if rows]
         answers = self._run([[samples[i] for i in rows] for rows in calls])
-        scored = _gather(samples, calls, answers)
-        share = len(scored.failures) / max(len(samples), 1)
-        if self._max_failures is not None and share >= self._max_failures:
-            raise RewardError(
-                f"{len(scored.failures)} of {len(samples)} samples could not be scored "
-                f"(max_failures is {self._max_failures:g}).\n{scored.report(1)}"
-            )
-        return scored
+        return _bounded(_gather(samples, calls, answers), self._max_failures)
 
     def _run(self, calls: list[list[Sample]]) -> list[dict[str, Any]]:
         waiting = collections.deque(range(len(calls)))
@@ -218,6 +211,31 @@ class RewardPool:
             for thread in threads:
                 thread.join()
         return answers
+
+
+def score_here(
+    reward: Reward, samples: Sequence[Sample], *, max_failures: float | None = 1.0
+) -> Scored:
+    """Scores sample by sample in the calling thread, without a time limit.
+
+    For quick rewards and notebooks; failures are counted as in `RewardPool`.
+
+    Raises:
+        RewardError: if the share `max_failures` of the samples failed.
+    """
+    calls = [[row] for row in range(len(samples))]
+    answers = [evaluate(reward, [sample]) for sample in samples]
+    return _bounded(_gather(samples, calls, answers), max_failures)
+
+
+def _bounded(scored: Scored, max_failures: float | None) -> Scored:
+    count, failed = len(scored.reward), len(scored.failures)
+    if max_failures is not None and count and failed / count >= max_failures:
+        raise RewardError(
+            f"{failed} of {count} samples could not be scored (max_failures is "
+            f"{max_failures:g}).\n{scored.report(1)}"
+        )
+    return scored
 
 
 def _gather(
@@ -280,8 +298,9 @@ def _path_of(reward: Reward) -> str:
     """The "module:name" of a function at the top of a module."""
     module, name = (getattr(reward, key, "") for key in ("__module__", "__qualname__"))
     main = sys.modules["__main__"]
-    if module == "__main__" and main.__spec__ is not None:
-        module = main.__spec__.name  # as started by python -m experiments.x
+    spec = getattr(main, "__spec__", None)
+    if module == "__main__" and spec is not None:
+        module = spec.name  # as started by python -m experiments.x
         found = getattr(main, name, None)
     elif not name or "<" in name or module == "__main__":
         found = None

@@ -67,3 +67,12 @@ def overlong(limit: int, margin: int) -> Reward:
         return {"length": np.asarray(-1.0 * penalty, np.float32)}
 
     return reward
+
+
+def finished(samples: Sequence[Sample]) -> Parts:
+    """1 where a response ended by itself, 0 where it was cut.
+
+    Returns:
+        {"finished": f32[B]}; a condition for `gate`.
+    """
+    return each("finished", samples, lambda sample: float(sample.finished))

@@ -95,7 +95,7 @@ class Tokenizer:
 
     def _bytes(self, ids: Iterable[int], special: bool) -> bytes:
         parts = []
-        for token in ids:
+        for token in map(int, ids):  # of an array, say
             if token < 0:
                 raise ValueError(f"token id {token} is negative; ids start at 0")
             if not special and token in self.control:

@@ -118,9 +118,10 @@ def from_fields(fields: Mapping[str, Any], *, source: str = "GGUF") -> Tokenizer
         token = fields.get(f"tokenizer.ggml.{name}_token_id")
         return None if token is None else int(token)
 
+    called = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}
     names = {
-        f"{name}_token": tokens[token]
-        for name in ("bos", "eos", "unknown", "padding")
+        f"{short}_token": tokens[token]  # as templates know them
+        for name, short in called.items()
         if (token := named(name)) is not None and token < len(tokens)
     }
     rest: dict[str, Any] = {

@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 
 from rlpost.data import Task
-from rlpost.rewards import Sample, format_match, gate, overlong, reward_of, weighted
+from rlpost.rewards import (
+    Sample,
+    finished,
+    format_match,
+    gate,
+    overlong,
+    reward_of,
+    weighted,
+)
 from tests.conformance import case
 
 NAN = np.nan
@@ -111,3 +119,11 @@ def test_overlong_falls_linearly_to_the_limit():
     np.testing.assert_allclose(step, [0, 0, 0, 0, 0, -1])
     with pytest.raises(ValueError, match="0 <= margin <= limit"):
         overlong(4, 5)
+
+
+def test_finished_opens_a_gate():
+    cut = Sample(task=Task("?"), text="0", finished=False, truncated=True)
+    whole = Sample(task=Task("?"), text="0")
+    np.testing.assert_array_equal(
+        reward_of(gate(finished, fixed(0.5))([cut, whole])), [0, 0.5]
+    )

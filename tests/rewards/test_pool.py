@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rlpost.data import Task
-from rlpost.rewards import RewardError, RewardPool, Sample, exact_match
+from rlpost.rewards import RewardError, RewardPool, Sample, exact_match, score_here
 from tests.rewards import faulty
 
 PATH = "tests.rewards.faulty:reward"
@@ -126,6 +126,14 @@ def test_a_whole_batch_in_one_call(make):
     failing = make(whole=True)
     with pytest.raises(RewardError):
         failing.score(samples("1", "raise"))
+
+
+def test_scoring_in_the_calling_thread():
+    scored = score_here(faulty.reward, samples("1", "raise", "nan", "4"))
+    np.testing.assert_array_equal(scored.reward, [1, np.nan, np.nan, 4])
+    assert scored.counts == {"raised": 1, "unscorable": 1}
+    with pytest.raises(RewardError, match="the judge is not there"):
+        score_here(faulty.never, samples("1"))
 
 
 def test_no_samples(make):

@@ -1,5 +1,7 @@
 """Tokenizers: round trips, control tokens, characters split over tokens."""
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,3 +39,10 @@ def test_characters_errors_name_the_cause():
 
 def test_an_id_beyond_the_vocabulary_is_shown_as_unreadable():
     assert characters("01").decode([3, 99]) == "0\ufffd"
+
+
+@pytest.mark.parametrize("array", [np.array, jnp.array])
+def test_ids_may_be_an_array(array):
+    tokenizer = characters("01")
+    assert tokenizer.decode(array([1, 3, 4, 2])) == "01"
+    assert list(tokenizer.stream(array([3, 4]))) == ["0", "1", ""]

@@ -174,6 +174,7 @@ def test_gguf_byte_level_splits_as_its_name_says(tmp_path, pre):
     assert kept == ("\u00e9" if pre == "qwen2" else decomposed)
     assert tokenizer.stop_ids == (0, 2)
     assert tokenizer.pad_id == 0
+    assert tokenizer.names == {"bos_token": "<|start|>", "eos_token": "<|end|>"}
     assert tokenizer.add_bos == (pre == "llama-bpe")
     assert tokenizer.templates == {
         "default": "{{ messages }}",
