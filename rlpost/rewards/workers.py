@@ -94,7 +94,7 @@ class ProcessWorker:
         }
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed in _end)
         self._ready, self._pending = False, b""
-        # A session of its own: Ctrl-C reaches only the parent, which decides, and what
+        # A process group of its own: Ctrl-C reaches only the parent, which decides, and what
         # a reward has started ends with it.
         process = subprocess.Popen(
             self._command,
