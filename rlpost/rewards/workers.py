@@ -94,8 +94,8 @@ class ProcessWorker:
         }
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed in _end)
         self._ready, self._pending = False, b""
-        # A process group of its own: Ctrl-C reaches only the parent, which decides, and what
-        # a reward has started ends with it.
+        # A process group of its own: Ctrl-C reaches only the parent, which decides, and
+        # what a reward has started ends with it.
         process = subprocess.Popen(
             self._command,
             stdin=subprocess.PIPE,
