@@ -88,7 +88,7 @@ def run(
         iteration: (state, step) -> (state, Report), `step` counting from 0. It may
             donate the state that it is given.
         state: the initial state, one pytree of arrays; what is restored has its
-            structure and shardings.
+            structure and shardings. On resume both are held for a moment.
         steps: updates in all.
         workdir: the run's folder, held by this process.
         evaluate: (state, step) -> Report, `step` being the updates done.

@@ -11,17 +11,20 @@ from typing import Any, TextIO
 
 from rlpost.training import processes
 
-# Shown first, if a run has them, and how they are called; then whatever else it has.
+# Shown first, if a run has them, and how they are called.
 SHOWN = {
     "pass@1": "pass@1",
     "reward/mean": "reward",
     "accuracy": "accuracy",
     "loss": "loss",
+    "nll": "nll",
     "kl": "kl",
+    "kl_behavior": "kl",
     "entropy": "entropy",
+    "gradient/norm": "gradient",
     "speed/tokens_per_s": "tok/s",
 }
-MOST = 6  # numbers in a line
+FEWEST = 3  # numbers in a line: with less of the known, others fill up
 SAMPLE_SECONDS = 20.0  # between samples shown; the first come at once
 FIRST_SAMPLES = 3
 
@@ -141,7 +144,7 @@ def summary(line: Mapping[str, Any]) -> str:
     numbers = {SHOWN[key]: line[key] for key in SHOWN if key in line}
     for key, value in line.items():
         told = key in SHOWN or key in ("step", "kind") or key.startswith("time")
-        if not told and len(numbers) < MOST:
+        if not told and len(numbers) < FEWEST:
             numbers[key] = value
     return "  ".join(f"{key} {_number(value)}" for key, value in numbers.items())
 
