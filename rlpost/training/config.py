@@ -102,7 +102,7 @@ def load(path: str, changes: Sequence[str] = ()) -> Config:
             "config", values, flag_values=registry, sys_argv=argv
         )
         left = registry(argv)[1:]
-        values = registry["config"].value.copy_and_resolve_references()
+        values = registry.config.copy_and_resolve_references()
     except (flags.Error, ValueError, TypeError, SyntaxError) as error:
         raise ConfigError(str(error)) from error
     except config_dict.RequiredValueError as error:
@@ -155,7 +155,7 @@ def reload(path: str | os.PathLike[str]) -> Config:
 
 def comments(path: str) -> dict[str, str]:
     """{"a.b": "what is said behind `config.a.b = ...` in the file"}, for `--help`."""
-    found = {}
+    found: dict[str, str] = {}
     for line in Path(path.partition(":")[0]).read_text().splitlines():
         match = re.match(r"\s*\w+\.([\w.]+) = .*?  # (.+)$", line)
         if match:

@@ -171,7 +171,8 @@ def check_synced(trainer: Params, sampler: Params) -> None:
     Raises:
         GuardError: naming the first leaves that differ.
     """
-    if jax.tree.structure(trainer) != jax.tree.structure(sampler):
+    structures: list[Any] = [jax.tree.structure(tree) for tree in (trainer, sampler)]
+    if structures[0] != structures[1]:
         raise GuardError("the sampler's parameters have another structure")
     cast = jax.jit(lambda a, b: jax.tree.map(lambda x, y: x.astype(y.dtype), a, b))
     ours = np.asarray(fingerprint(cast(trainer, sampler)))
