@@ -336,8 +336,9 @@ def _check_raw_scores(objective, batch):
             for name, other in scores.frozen.items()
         }
         actual = gradient(dirty(scores.logp), scores.replace(frozen=frozen))
-        np.testing.assert_array_equal(actual[0], expected[0])
-        np.testing.assert_array_equal(actual[1], expected[1])
+        for a, e in zip(actual, expected, strict=True):
+            what = f"{poison} off the mask of raw scores"
+            np.testing.assert_array_equal(a, e, err_msg=what)
     np.testing.assert_array_equal(expected[1][~prepared.mask], 0.0)
 
 

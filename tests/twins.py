@@ -61,7 +61,7 @@ def batch_of(data: SimpleNamespace, **fields) -> Batch:
         "behavior_logp": data.behavior.astype(np.float32),
         "truncated": data.truncated,
     }
-    return Batch(**{k: jnp.asarray(v) for k, v in (given | fields).items()})
+    return Batch(**jax.tree.map(jnp.asarray, given | fields))
 
 
 def scores_of(logits: jax.Array, data: SimpleNamespace) -> Scores:
