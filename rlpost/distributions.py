@@ -211,7 +211,8 @@ class Categorical(struct.PyTreeNode, kw_only=True):
         chunk has none.
         """
         size = self.size
-        weight = weight if self.at is None else _take(weight, self.at)
+        if self.at is not None:
+            weight = jnp.where(self.at < 0, 0.0, _take(weight, self.at))
 
         def on_chunk(source: Array, head: Any, part: Array) -> Array:
             source = _select(part != 0, source)

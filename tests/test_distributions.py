@@ -322,3 +322,45 @@ def test_peer_case_packed_next_token_labels():
     np.testing.assert_allclose(
         logp[1:][has_label[:-1]], listed[has_label], atol=data["tolerance"]
     )
+
+
+AT = np.array([[1, 4, 6], [0, 2, -1], [-1, -1, -1]])
+
+
+def test_a_law_of_some_slots_answers_for_those_and_gives_0_elsewhere():
+    there = np.zeros((B, T), bool)
+    for row, slots in enumerate(AT):
+        there[row, slots[slots >= 0]] = True
+    full, some = law("hidden"), law("hidden", 2).gather(jnp.array(AT))
+    assert some.hidden.shape == (B, 3, D)
+    assert some.shape == full.shape
+    tokens, weight = jnp.array(TOKENS), jnp.array(draw(3, (B, T)), jnp.float32)
+    other = Categorical(logits=jnp.array(draw(5, (B, T, V)), jnp.float32))
+    for ask in (
+        lambda made: made.logp(tokens),
+        lambda made: made.entropy(),
+        lambda made: made.kl(other),
+        lambda made: made.top_k(2)[0],
+        lambda made: made.only(jnp.array(there)).logp(tokens),
+        lambda made: made.all_logits(),
+    ):
+        everywhere = np.asarray(ask(full))
+        kept = there.reshape(B, T, *[1] * (everywhere.ndim - 2))
+        expected = np.where(kept, everywhere, 0.0)
+        np.testing.assert_allclose(ask(some), expected, atol=2e-6)
+    np.testing.assert_allclose(
+        some.expected_counts(weight),
+        full.expected_counts(jnp.where(there, weight, 0.0)),
+        atol=2e-6,
+    )
+
+
+def test_laws_of_different_slots_are_refused():
+    some = law("hidden").gather(jnp.array(AT))
+    assert some.gather(some.at) is some
+    with pytest.raises(ValueError, match="different slots"):
+        law("hidden").kl(some)
+    with pytest.raises(ValueError, match="different slots"):
+        some.kl(law("hidden").gather(jnp.array(AT[:, :2])))
+    with pytest.raises(ValueError, match="cannot be shifted"):
+        some.shift()
