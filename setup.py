@@ -36,6 +36,7 @@ setup(
         "flax>=0.12",
         "gguf",
         "grain>=0.2.12",
+        "importlib-resources",  # tensorflow-datasets imports it and does not say so
         "jax>=0.10,<0.13",
         "jinja2",
         "math-verify",

@@ -55,6 +55,10 @@ from rlpost.training.workdir import Workdir
 from rlpost.types import Params, Policy
 
 
+# Right is who ends by himself with the answer as the last number.
+ENDED_NUMBER = rewards.gate(rewards.finished, rewards.number_match)
+
+
 @dataclasses.dataclass(frozen=True)
 class Model:
     """A policy with its words and its first parameters."""
@@ -115,11 +119,6 @@ def reasoning_tasks(config: Config) -> tuple[Source, list[Task]]:
     return [conversation(t) for t in train], [conversation(t) for t in held_out]
 
 
-def ended_number(samples: Sequence[rewards.Sample]) -> rewards.Parts:
-    """1 where the last number is the answer's and the response ended by itself."""
-    return rewards.gate(rewards.finished, rewards.number_match)(samples)
-
-
 def build(config: Config, model: Model | None = None) -> Run:
     """The parts of a run as values: `train` runs them, a notebook takes them.
 
@@ -142,7 +141,7 @@ def build(config: Config, model: Model | None = None) -> Run:
         policy=model.policy,
         params=lambda: model.params,
         trains=model.trains,
-        frozen=lambda params: {name: params for name in reference},
+        frozen=lambda params: dict.fromkeys(reference, params),
         score=token_scores(model.policy, reference),
         objective=grpo(**config.objective),
         optimizer=optax.chain(
@@ -152,7 +151,7 @@ def build(config: Config, model: Model | None = None) -> Run:
         encode=encode,
         prompts=Prompts(train, batch_size=config.prompts, seed=config.seed),
         held_out=held_out,
-        reward=ended_number if from_files else rewards.exact_match,
+        reward=ENDED_NUMBER if from_files else rewards.exact_match,
         correct="reward" if from_files else "exact",
         baselines={"constant": constant[1]},
         group_size=config.group_size,
@@ -170,16 +169,15 @@ def build(config: Config, model: Model | None = None) -> Run:
 
 
 def taught(config: Config, workdir: Workdir) -> Model:
-    """The character model after its supervised lessons, from their checkpoint if any."""
+    """The character model after its lessons; those in the folder are not repeated."""
     model = character_model(config)
     settings = config.pretrain
     if not settings.steps:
         return model
     train, _ = arithmetic(config)
     prompts = Prompts(train, batch_size=settings.rows, seed=config.seed)
-    longest = max(
-        len(model.tokenizer.encode(t.prompt)) for t in _some(train, len(train))
-    )
+    encode = functools.partial(_prompt, model.tokenizer)
+    longest = max(len(encode(task)) for task in _some(train, len(train)))
     phases = Phases()
     lessons = supervised(
         params=model.params,

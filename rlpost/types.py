@@ -127,8 +127,8 @@ class Batch(struct.PyTreeNode, kw_only=True):
             raise ValueError(f"this objective needs batch.{name}, which is None")
         return value
 
-    def select(self, rows: Array) -> Batch:
-        """The rows at these indices (or under this boolean mask, outside jit)."""
+    def select(self, rows: Any) -> Batch:
+        """The rows at these indices (a slice, or outside jit a boolean mask, too)."""
         return jax.tree.map(lambda x: x[rows], self)
 
 

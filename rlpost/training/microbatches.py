@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -97,7 +98,7 @@ def _prompts(batch: Batch) -> np.ndarray:
     return np.array(
         [
             names.setdefault(row[:end].tobytes(), len(names))
-            for row, end in zip(batch.tokens, start, strict=True)
+            for row, end in zip(batch.need("tokens"), start, strict=True)
         ]
     )
 
@@ -110,7 +111,7 @@ def _share(batch: Batch) -> Batch:
     real = end > 0
     if not real.any():
         return batch
-    start = np.argmax(batch.mask, axis=1)
+    start: Any = np.argmax(batch.mask, axis=1)
     if not start[real].all():
         return batch  # a response without a prompt: nothing to share
     prompt = np.where(real, _prompts(batch), -1)
@@ -119,16 +120,16 @@ def _share(batch: Batch) -> Batch:
         leaders.setdefault(int(prompt[row]), int(row))
     # Empty rows follow some prompt; they learn nothing from it.
     any_row = next(iter(leaders.values()))
-    leader = np.array([leaders.get(int(p), any_row) for p in prompt])
-    start = np.where(real, start, start[any_row])
+    leader: Any = np.array([leaders.get(int(p), any_row) for p in prompt], np.int32)
+    start = np.where(real, start, start[any_row]).astype(np.int32)
 
     def up(size: int) -> int:
         buckets = length_buckets(length, smallest=8)
         return next(s for s in buckets if s >= min(size, length))
 
     shared = Shared(
-        leader=leader.astype(np.int32),
-        prompt_length=start.astype(np.int32),
+        leader=leader,
+        prompt_length=start,
         prompts=min(rows, 1 << (len(leaders) - 1).bit_length()),
         prompt_slots=up(int(start[real].max())),
         response_slots=up(int((end - start)[real].max())),

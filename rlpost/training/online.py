@@ -19,7 +19,7 @@ import optax
 from rlpost.data.task import Task
 from rlpost.diagnostics import pass_at_k
 from rlpost.models.paths import join, partition
-from rlpost.rewards.pool import RewardPool, Scored
+from rlpost.rewards.pool import RewardPool, Scored, score_here
 from rlpost.rewards.types import Reward, Sample
 from rlpost.sampling.rollout import to_batch
 from rlpost.sampling.sampler import Request, Sampler
@@ -182,7 +182,7 @@ def online(
     def place(batch: Batch) -> Batch:
         return batch if run.mesh is None else shard_rows(batch, run.mesh)
 
-    def logp(state: dict[str, Any], batch: Batch) -> np.ndarray:
+    def logp(state: dict[str, Any], batch: Batch) -> Any:
         """f32[B, T]: what the trainer's network says, microbatch by microbatch."""
         rows = np.arange(batch.mask.shape[0], dtype=np.int32)
         numbered = batch.replace(extras={**batch.extras, "row": rows})
@@ -196,22 +196,21 @@ def online(
 
     def check(state: dict[str, Any], batch: Batch) -> dict[str, float]:
         """Before the first update: what design promises of any batch, on this one."""
-        few = batch.select(np.arange(min(run.rows, batch.mask.shape[0])))
+        few = batch.select(slice(run.rows))
         check_padding(
             run.score, params(state), frozen, few, vocabulary=run.tokenizer.vocab_size
         )
         if run.dtype is None:
             return {}
-        return check_ratio(
-            logp(state, few), few.behavior_logp, few.mask, dtype=run.dtype
-        )
+        old = few.need("behavior_logp")
+        return check_ratio(logp(state, few), old, few.mask, dtype=run.dtype)
 
     def iterate(state: dict[str, Any], step: int) -> tuple[dict[str, Any], Report]:
         start = time.perf_counter()
         decision = _decide(run, state, step)
         tasks = next(run.prompts)
         group = np.repeat(np.arange(len(tasks), dtype=np.int32), run.group_size)
-        asked = [tasks[g] for g in group]
+        asked = [tasks[int(g)] for g in group]
         with phases("sample"):
             requests = _requests(run, asked, step + 1)
             rollout = sampler.sample(params(state), requests, version=step)
@@ -242,7 +241,7 @@ def online(
         state = state | {"policy": train}
         if run.controller is not None:
             state["controller"] = run.controller.update(state["controller"], metrics)
-        shown = batch.select(np.arange(min(run.shown, len(samples))))
+        shown = batch.select(slice(run.shown))
         return state, Report(
             metrics,
             samples=list(_shown(run, samples, scored, shown, logp(state, shown))),
@@ -251,10 +250,9 @@ def online(
 
     def evaluate(state: dict[str, Any], step: int) -> Report:
         asked = [task for task in run.held_out for _ in range(run.answers)]
-        with phases("evaluate"):
-            rollout = sampler.sample(params(state), _requests(run, asked, 0))
-            samples = _samples(run, asked, rollout)
-            scored = _score(run.reward, samples)
+        rollout = sampler.sample(params(state), _requests(run, asked, 0))
+        samples = _samples(run, asked, rollout)
+        scored = _score(run.reward, samples)
         correct = np.asarray(scored.parts[run.correct]).reshape(-1, run.answers)
         metrics = {"eval/pass@1": pass_at_k(correct, 1)}
         if run.answers > 1:
@@ -351,10 +349,11 @@ def _update(
     place: Callable[[Batch], Batch],
 ) -> tuple[TrainState, dict[str, float]]:
     """`updates` optimiser steps, each on its share of the prompts."""
-    names = np.unique(batch.group)
+    group = np.asarray(batch.need("group"))
+    names = np.unique(group)
     reports = []
     for names_of_one in np.array_split(names, min(run.updates, len(names))):
-        part = batch.select(np.flatnonzero(np.isin(batch.group, names_of_one)))
+        part = batch.select(np.flatnonzero(np.isin(group, names_of_one)))
         parts = microbatches.split(part, rows=run.rows, share=run.share)
         train, metrics = learn.update(
             train, held, frozen, [place(p) for p in parts], decision
@@ -366,7 +365,7 @@ def _update(
 def _score(reward: RewardPool | Reward, samples: Sequence[Sample]) -> Scored:
     if isinstance(reward, RewardPool):
         return reward.score(samples)
-    return Scored(dict(reward(samples)))
+    return score_here(reward, samples)
 
 
 def _rollout_metrics(rollout: Rollout, scored: Scored) -> dict[str, float]:
@@ -414,6 +413,8 @@ def _shown(
     logp: np.ndarray,
 ) -> Iterator[dict[str, Any]]:
     """Rows with their tokens; `logp` is of the weights after the update."""
+    group, advantage = batch.need("group"), batch.need("advantage")
+    behavior_logp = batch.need("behavior_logp")
     for row in range(batch.mask.shape[0]):
         sample = samples[row]
         start = len(sample.prompt_ids)
@@ -423,11 +424,11 @@ def _shown(
                 "id": token,
                 "mask": bool(batch.mask[row, slot]),
                 "logp": float(logp[row, slot]),
-                "behavior_logp": float(batch.behavior_logp[row, slot]),
-                "advantage": float(batch.advantage[row, slot]),
+                "behavior_logp": float(behavior_logp[row, slot]),
+                "advantage": float(advantage[row, slot]),
             }
             for slot, token in enumerate(sample.response_ids, start)
         ]
-        said = _said(sample, scored, row, int(batch.group[row]))
+        said = _said(sample, scored, row, int(group[row]))
         prompt = run.tokenizer.decode(sample.prompt_ids, special=True)
         yield said | {"prompt": prompt, "tokens": tokens}
