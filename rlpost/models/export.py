@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from rlpost.models import families
+from rlpost.models import configs, families
 from rlpost.models.decoder import DecoderSpec
 from rlpost.models.families import Tensor
 from rlpost.models.linear import dense, shape
@@ -86,13 +86,13 @@ Shard = list[tuple[Tensor, Any, int | None]]  # (tensor, parameter, layer)
 def _config(
     spec: DecoderSpec, params: Params, more: Mapping[str, Any], dtype: Any
 ) -> dict[str, Any]:
-    config = families.config_of_spec(spec)
+    config = configs.config_of_spec(spec)
     # What the file said of precision is void: we say what we write.
     more = {k: v for k, v in more.items() if k not in ("torch_dtype", "dtype")}
     # A mismatch would surface as a wrong network in another program.
     merged = {**config, **more}
-    read = families.spec_of_config(merged, "config", ignore=merged)
-    if read != families.spec_of_config(config, "config"):
+    read = configs.spec_of_config(merged, "config", ignore=merged)
+    if read != configs.spec_of_config(config, "config"):
         wrong = sorted(k for k in more if k in config and more[k] != config[k])
         raise ValueError(f"config contradicts the spec, in {', '.join(wrong)}")
     norm = jax.tree.leaves(params["norm"])[0]

@@ -1,23 +1,18 @@
-"""How files of each family spell what a decoder is made of.
+"""The families of models that are read and written, and what their tensors are called.
 
 A family is a row of `FAMILIES`: the names it goes by, and the choices that its name
-implies. Configurations map to a `DecoderSpec` and back, parameter paths to the names of
-tensors. What a file says and we do not know how to honour is an error.
+implies. `NAMES` maps parameter paths to the names of tensors in files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
-from rlpost.models.attention import Divided, Llama3Scaling
 from rlpost.models.decoder import DecoderSpec, decoder
 from rlpost.models.paths import path_name
-
-Config = Mapping[str, Any]
 
 
 class Family(NamedTuple):
@@ -73,37 +68,6 @@ NAMES = {
     },
 }
 
-# Keys of config.json that say nothing about the forward pass.
-INERT = frozenset(
-    {
-        "architectures",
-        "attention_dropout",
-        "auto_map",
-        "bos_token_id",
-        "cls_token_id",
-        "dtype",
-        "eos_token_id",
-        "id2label",
-        "initializer_range",
-        "is_llama_config",
-        "label2id",
-        "max_position_embeddings",
-        "model_type",
-        "name_or_path",
-        "pad_token_id",
-        "pretraining_tp",
-        "sep_token_id",
-        "tokenizer_class",
-        "torch_dtype",
-        "transformers.js_config",
-        "transformers_version",
-        "unk_token_id",
-        "unsloth_fixed",
-        "unsloth_version",
-        "use_cache",
-    }
-)
-
 
 class Tensor(NamedTuple):
     """One tensor of a file.
@@ -135,184 +99,13 @@ def tensors(spec: DecoderSpec, *, gguf: bool = False) -> dict[str, list[Tensor]]
     return plan
 
 
-def spec_of_config(
-    config: Config, source: str, ignore: Collection[str] = ()
-) -> DecoderSpec:
-    """The decoder that a Hugging Face config.json describes.
-
-    Args:
-        config: its contents.
-        source: its path, for errors.
-        ignore: keys to let pass although we do not know them.
-
-    Raises:
-        ValueError: naming the key that is missing, unknown, or beyond us.
-    """
-    read = _Reader(config, source, {*INERT, *ignore})
-    family = _family(read.need("model_type"), source)
-    read.must("hidden_act", "silu")
-    for key in ("attention_bias", "mlp_bias"):
-        read.must(key, False)
-    read.must("partial_rotary_factor", 1.0)
-    heads, width = read.need("num_attention_heads"), read.need("hidden_size")
-    depth = read.need("num_hidden_layers")
-    # transformers 5 writes rope_parameters, earlier ones rope_theta and rope_scaling.
-    rope = read.get("rope_parameters") or {}
-    scaling = read.get("rope_scaling") or rope
-    base = read.get("rope_theta")
-    if base is None:
-        base = rope.get("rope_theta", 10000.0)
-    spec = DecoderSpec(
-        vocab=read.need("vocab_size"),
-        width=width,
-        depth=depth,
-        heads=heads,
-        kv_heads=read.get("num_key_value_heads") or heads,
-        head_size=read.get("head_dim") or family.head_size or width // heads,
-        ff=read.need("intermediate_size"),
-        tied=bool(read.get("tie_word_embeddings")),
-        qkv_bias=family.qkv_bias,
-        qk_norm=family.qk_norm,
-        eps=read.get("rms_norm_eps") or 1e-6,
-        rope_base=float(base),
-        rope_scaling=_scaling(scaling, source),
-        window=_window(read, family, depth),
-        context=config.get("max_position_embeddings") or 0,
-    )
-    read.finish()
-    return spec
-
-
-def config_of_spec(spec: DecoderSpec) -> dict[str, Any]:
-    """The config.json of a decoder, as transformers 4 and 5 read it.
-
-    Raises:
-        ValueError: if no family has such a decoder.
-    """
-    plain = DecoderSpec(vocab=1, width=2, depth=1, heads=1)
-    for part in ("norm", "attention", "mlp", "block"):
-        if getattr(spec, part) != getattr(plain, part):
-            raise ValueError(f"no family in Hugging Face's format has this {part} part")
-    found = [
-        family
-        for family in FAMILIES
-        if (family.qkv_bias, family.qk_norm) == (spec.qkv_bias, spec.qk_norm)
-        and (family.windows or not any(spec.windows))
-    ]
-    if not found:
-        raise ValueError(
-            f"no family in Hugging Face's format has qkv_bias={spec.qkv_bias}, "
-            f"qk_norm={spec.qk_norm} and window={spec.window}: the families are "
-            f"{', '.join(family.model_type for family in FAMILIES)}"
-        )
-    if len(set(spec.rope_bases)) > 1 or isinstance(spec.rope_scaling, Divided):
-        raise ValueError(
-            "Hugging Face's format has no place for a rope_base by layer, or for the "
-            "listed rotary factors of a GGUF file"
-        )
-    family = found[0]
-    config: dict[str, Any] = {
-        "architectures": [family.architecture],
-        "model_type": family.model_type,
-        "vocab_size": spec.vocab,
-        "hidden_size": spec.width,
-        "num_hidden_layers": spec.depth,
-        "num_attention_heads": spec.heads,
-        "num_key_value_heads": spec.kv_heads,
-        "head_dim": spec.head_size,
-        "intermediate_size": spec.ff,
-        "hidden_act": "silu",
-        "tie_word_embeddings": spec.tied,
-        "rms_norm_eps": spec.eps,
-        "rope_theta": spec.rope_bases[0],
-        "max_position_embeddings": spec.context or 2048,
-    }
-    if spec.rope_scaling is not None:
-        config["rope_scaling"] = {
-            "rope_type": "llama3",
-            "factor": spec.rope_scaling.factor,
-            "low_freq_factor": spec.rope_scaling.low,
-            "high_freq_factor": spec.rope_scaling.high,
-            "original_max_position_embeddings": spec.rope_scaling.context,
-        }
-    sizes = set(spec.windows) - {0}
-    if len(sizes) > 1:
-        raise ValueError(f"Hugging Face's format has one window, not {sorted(sizes)}")
-    if sizes:
-        config |= {
-            "use_sliding_window": True,
-            "sliding_window": sizes.pop(),
-            "layer_types": [
-                "sliding_attention" if size else "full_attention"
-                for size in spec.windows
-            ],
-        }
-    return config
-
-
-def spec_of_gguf(
-    fields: Config, shapes: Mapping[str, tuple[int, ...]], factors: Any, source: str
-) -> DecoderSpec:
-    """The decoder that the metadata of a GGUF file describes.
-
-    Args:
-        fields: its metadata.
-        shapes: {name: shape} of its tensors.
-        factors: the tensor `rope_freqs.weight`, or None.
-        source: its path, for errors.
-
-    Raises:
-        ValueError: naming the key that is missing or beyond us.
-    """
-    family = _family(fields.get("general.architecture"), source)
-
-    def get(key: str, default: Any = None) -> Any:
-        value = fields.get(f"{family.model_type}.{key}", default)
-        if value is None:
-            raise ValueError(f"{source}: no field {family.model_type}.{key!s}")
-        return value
-
-    heads, width = get("attention.head_count"), get("embedding_length")
-    size = get("attention.key_length", width // heads)
-    for key, right in (
-        ("expert_count", 0),
-        ("attention.sliding_window", 0),
-        ("rope.scaling.type", "none"),
-        ("rope.dimension_count", size),
-        ("attention.value_length", size),
-    ):
-        if get(key, right) != right:
-            raise ValueError(
-                f"{source}: {family.model_type}.{key} is {get(key)!r}, we can only "
-                f"read files where it is {right!r}"
-            )
-    if NAMES["embed"][1] not in shapes:
-        raise ValueError(f"{source}: no tensor {NAMES['embed'][1]!r}")
-    return DecoderSpec(
-        vocab=shapes[NAMES["embed"][1]][0],
-        width=width,
-        depth=get("block_count"),
-        heads=heads,
-        kv_heads=get("attention.head_count_kv", heads),
-        head_size=size,
-        ff=get("feed_forward_length"),
-        tied=NAMES["head"][1] not in shapes,
-        qkv_bias=family.qkv_bias,
-        qk_norm=family.qk_norm,
-        # Kept as float32 in the file: 9.99999974e-06 is meant to be 1e-5.
-        eps=float(str(np.float32(get("attention.layer_norm_rms_epsilon")))),
-        rope_base=float(get("rope.freq_base", 10000.0)),
-        rope_scaling=None if factors is None else Divided(tuple(map(float, factors))),
-        context=get("context_length", 0),
-    )
-
-
-def is_interleaved(fields: Config) -> bool:
+def is_interleaved(fields: Mapping[str, Any]) -> bool:
     """Whether a GGUF file keeps the rotated heads of q and k as neighbouring pairs."""
-    return _family(fields.get("general.architecture"), "").interleaved
+    return family_of(fields.get("general.architecture"), "").interleaved
 
 
-def _family(model_type: Any, source: str) -> Family:
+def family_of(model_type: Any, source: str) -> Family:
+    """The family of a model_type, or an error that names the file `source`."""
     for family in FAMILIES:
         if family.model_type == model_type:
             return family
@@ -321,76 +114,3 @@ def _family(model_type: Any, source: str) -> Family:
         f"{source}: the architecture {model_type!r} is not supported; these are: "
         f"{known}"
     )
-
-
-class _Reader:
-    """Reads the keys of a configuration, and minds those that nobody read."""
-
-    def __init__(self, config: Config, source: str, known: set[str]) -> None:
-        self.config, self.source, self.known = config, source, known
-
-    def get(self, key: str) -> Any:
-        self.known.add(key)
-        return self.config.get(key)
-
-    def need(self, key: str) -> Any:
-        value = self.get(key)
-        if value is None:
-            raise ValueError(f"{self.source}: no key {key!r}")
-        return value
-
-    def must(self, key: str, right: Any) -> None:
-        value = self.get(key)
-        if value is not None and value != right:
-            raise ValueError(
-                f"{self.source}: {key} is {value!r}, we can only read models where it "
-                f"is {right!r}"
-            )
-
-    def finish(self) -> None:
-        # A key that is off (None, False, 0, empty) asks for nothing.
-        for key, value in self.config.items():
-            if key not in self.known and not key.startswith("_") and value:
-                raise ValueError(
-                    f"{self.source}: unknown key {key!r} ({value!r}): if it does not "
-                    "change the network, pass ignore=[...] with its name"
-                )
-
-
-def _scaling(rope: Config, source: str) -> Llama3Scaling | None:
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind == "default":
-        return None
-    if kind != "llama3":
-        raise ValueError(
-            f"{source}: rope_scaling of type {kind!r} is not supported, only 'llama3'"
-        )
-    try:
-        return Llama3Scaling(
-            factor=float(rope["factor"]),
-            low=float(rope["low_freq_factor"]),
-            high=float(rope["high_freq_factor"]),
-            context=int(rope["original_max_position_embeddings"]),
-        )
-    except KeyError as error:
-        raise ValueError(f"{source}: rope_scaling has no key {error}") from None
-
-
-def _window(read: _Reader, family: Family, depth: int) -> int | tuple[int, ...]:
-    keys = ("use_sliding_window", "sliding_window", "max_window_layers", "layer_types")
-    used, size, first, kinds = (read.get(key) for key in keys)
-    used = used and family.windows
-    if used:
-        size = read.need("sliding_window")
-    if kinds is None:
-        first = read.need("max_window_layers") if used else depth
-        kinds = ["full_attention"] * first + ["sliding_attention"] * (depth - first)
-    wrong = set(kinds) - {"sliding_attention", "full_attention"}
-    if wrong or len(kinds) < depth or (not used and "sliding_attention" in kinds):
-        raise ValueError(
-            f"{read.source}: layer_types must give full_attention (or, with "
-            f"use_sliding_window, sliding_attention) for each of {depth} layers, "
-            f"it is {kinds!r}"
-        )
-    windows = tuple(size if kind == "sliding_attention" else 0 for kind in kinds)
-    return windows[:depth] if any(windows[:depth]) else 0

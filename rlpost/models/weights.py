@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlpost.models import families
+from rlpost.models import configs, families
 from rlpost.models.decoder import DecoderSpec
 from rlpost.models.families import Tensor
 from rlpost.models.gguf import GgufTensors
@@ -76,12 +76,12 @@ def load(
     if path.is_dir():
         config_path = path / "config.json"
         config = read_json(config_path)
-        spec = families.spec_of_config(config, str(config_path), ignore)
+        spec = configs.spec_of_config(config, str(config_path), ignore)
         source: Safetensors | Gguf = Safetensors(path)
     else:
         source = Gguf(path)
         config = source.file.fields
-        spec = families.spec_of_gguf(config, source.shapes, source.factors(), str(path))
+        spec = configs.spec_of_gguf(config, source.shapes, source.factors(), str(path))
     return Pretrained(spec, read_params(spec, source, dtype, sharding), config)
 
 
@@ -219,16 +219,15 @@ def read_params(
         fetch = functools.partial(
             _part, source.reader(tensors), tensors, stacked, np.dtype(dtype)
         )
-        place = (
-            sharding(path, shape)
-            if sharding
-            else jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-        )
         *parents, last = path.split("/")
         node = params
         for parent in parents:
             node = node.setdefault(parent, {})
-        node[last] = jax.make_array_from_callback(shape, place, fetch)
+        if sharding is None:
+            node[last] = jnp.asarray(fetch((slice(None),) * len(shape)))
+        else:
+            place = sharding(path, shape)
+            node[last] = jax.make_array_from_callback(shape, place, fetch)
     return params
 
 

@@ -22,7 +22,8 @@ from rlpost.models import (
     save_hf,
 )
 from rlpost.models.attention import Divided, Llama3Scaling
-from rlpost.models.families import NAMES, config_of_spec, spec_of_config
+from rlpost.models.configs import config_of_spec, spec_of_config
+from rlpost.models.families import NAMES
 
 FIXTURES = pathlib.Path(__file__).parent.parent / "fixtures"
 NAMED = sorted(path.parent.name for path in FIXTURES.glob("*/expected.json"))
