@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+import math
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -36,58 +37,48 @@ from rlpost.methods.grpo import grpo
 from rlpost.methods.sft import sft
 from rlpost.models import DecoderSpec, decoder
 from rlpost.models.lora import PAIRS, add_lora
-from rlpost.models.pretrained import find_weights
-from rlpost.models.weights import load
 from rlpost.report import write_page
 from rlpost.sampling.chat import prompt_ids
+from rlpost.sampling.language_model import LanguageModel, load_language_model
 from rlpost.sampling.tokenizer import Tokenizer, characters
-from rlpost.sampling.tokenizer_files import from_folder, from_gguf
 from rlpost.scores import token_scores
 from rlpost.training import loop
+from rlpost.training.checkpoints import CheckpointError, Checkpoints
 from rlpost.training.command import main as command
-from rlpost.training.config import Config, check_read
+from rlpost.training.config import Config, ConfigError, check_read
 from rlpost.training.guards import Guards
 from rlpost.training.online import Program, Run, online
 from rlpost.training.phases import Phases
 from rlpost.training.sharding import make_mesh
 from rlpost.training.supervised import supervised
 from rlpost.training.workdir import Workdir
-from rlpost.types import Params, Policy
-
 
 # Right is who ends by himself with the answer as the last number.
 ENDED_NUMBER = rewards.gate(rewards.finished, rewards.number_match)
 
 
-@dataclasses.dataclass(frozen=True)
-class Model:
-    """A policy with its words and its first parameters."""
-
-    policy: Policy
-    params: Params
-    tokenizer: Tokenizer
-    trains: str = ""
-
-
-def character_model(config: Config) -> Model:
+def character_model(config: Config) -> LanguageModel:
     """A small decoder over characters, with random weights."""
     tokenizer = characters(ALPHABET)
     spec = DecoderSpec(vocab=tokenizer.vocab_size, **config.model)
     policy = decoder(spec)
-    return Model(policy, policy.init(jax.random.key(config.seed)), tokenizer)
+    params = policy.init(jax.random.key(config.seed))
+    return LanguageModel(policy=policy, spec=spec, params=params, tokenizer=tokenizer)
 
 
-def pretrained_model(config: Config) -> Model:
+def pretrained_model(config: Config) -> LanguageModel:
     """Weights and tokenizer from files, with adapters if a rank is given."""
-    path = find_weights(config.model.weights)
-    loaded = load(path)
-    policy = decoder(loaded.spec, dtype=config.model.dtype)
-    tokenizer = from_folder(path) if path.is_dir() else from_gguf(path)
-    params, rank = loaded.params, config.model.lora_rank
+    model = load_language_model(config.model.weights, dtype=config.model.dtype)
+    rank = config.model.lora_rank
     if not rank:
-        return Model(policy, params, tokenizer)
-    params = add_lora(params, jax.random.key(config.seed), rank)
-    return Model(policy, params, tokenizer, trains=PAIRS)
+        return model
+    params = add_lora(model.params, jax.random.key(config.seed), rank)
+    return dataclasses.replace(model, params=params, trains=PAIRS)
+
+
+def model_of(config: Config) -> LanguageModel:
+    """The model that a config starts from."""
+    return (pretrained_model if "weights" in config.model else character_model)(config)
 
 
 def arithmetic(config: Config) -> tuple[Source, list[Task]]:
@@ -119,19 +110,42 @@ def reasoning_tasks(config: Config) -> tuple[Source, list[Task]]:
     return [conversation(t) for t in train], [conversation(t) for t in held_out]
 
 
-def build(config: Config, model: Model | None = None) -> Run:
+def build(config: Config, model: LanguageModel | None = None) -> Run:
     """The parts of a run as values: `train` runs them, a notebook takes them.
 
     Args:
         config: of configs/grpo.py.
         model: what to train; None makes or loads the config's.
+
+    Raises:
+        ConfigError: if values do not fit each other, or prompts the model.
+        ValueError, FileNotFoundError: naming the file or task that is wrong.
     """
+    if config.group_size < 2:
+        raise ConfigError(
+            f"config.group_size={config.group_size}: an answer is judged by the others "
+            "to the same prompt, so a group needs at least 2"
+        )
     from_files = "weights" in config.model
     if model is None:
-        model = (pretrained_model if from_files else character_model)(config)
+        model = model_of(config)
     train, held_out = (reasoning_tasks if from_files else arithmetic)(config)
     encode = functools.partial(_prompt, model.tokenizer)
-    longest = max(len(encode(task)) for task in [*held_out, *_some(train, 64)])
+    if not len(train) or not held_out:
+        raise ConfigError(
+            f"the prompt set is empty: {len(train)} tasks to train on, "
+            f"{len(held_out)} held out; ask for fewer config.evaluation.prompts, or "
+            "for more different tasks (config.data)"
+        )
+    every = [*held_out, *_some(train, len(train))]
+    longest = max(len(encode(task)) for task in every)
+    context = model.spec.context or math.inf  # 0: not known
+    if longest >= context:
+        raise ConfigError(
+            f"the longest prompt has {longest} tokens, which leaves no room for an "
+            f"answer in the model's context of {context}: ask for shorter tasks "
+            "(config.data), or take a model of longer context"
+        )
     settings = config.optimizer
     rate = optax.warmup_constant_schedule(0.0, settings.learning_rate, settings.warmup)
     reference = {"reference": model.policy} if config.reference else {}
@@ -158,7 +172,7 @@ def build(config: Config, model: Model | None = None) -> Run:
         sampling=dict(config.sampling),
         answers=config.evaluation.answers,
         slots=config.prompts * config.group_size,
-        length=longest + 8 + config.sampling.max_new_tokens,
+        length=int(min(longest + config.sampling.max_new_tokens, context)),
         rows=config.rows,
         updates=config.updates,
         recompute=config.recompute,
@@ -168,7 +182,7 @@ def build(config: Config, model: Model | None = None) -> Run:
     )
 
 
-def taught(config: Config, workdir: Workdir) -> Model:
+def taught(config: Config, workdir: Workdir) -> LanguageModel:
     """The character model after its lessons; those in the folder are not repeated."""
     model = character_model(config)
     settings = config.pretrain
@@ -208,16 +222,19 @@ def taught(config: Config, workdir: Workdir) -> Model:
 
 def train(config: Config, workdir: Workdir) -> tuple[Program, Any]:
     """Run to the end, or go on from where the folder stands; the page last."""
-    model = taught(config, workdir) if "pretrain" in config else None
     phases = Phases()
-    run = build(config, model)
+    run = build(config)  # what makes no sense is said before the lessons
+    if "pretrain" in config:
+        params = taught(config, workdir).params
+        run = dataclasses.replace(run, params=lambda: params)
     program = online(run, phases, Guards(workdir.dumps))
     every = loop.Every(
         evaluate=config.evaluation.every or config.steps, save=config.save_every
     )
     steps = config.steps
     check_read(config)
-    workdir.record("choices", {"objective": {"name": "grpo", **config.objective}})
+    objective = {"name": "grpo", **config.objective}
+    workdir.record("choices", {"experiment": "grpo", "objective": objective})
     state = loop.run(
         program.iterate,
         program.state,
@@ -230,6 +247,24 @@ def train(config: Config, workdir: Workdir) -> tuple[Program, Any]:
     )
     print(f"page: {write_page(workdir.path)}", flush=True)
     return program, state
+
+
+def restored(config: Config, folder: Path) -> LanguageModel:
+    """The policy of a run at its newest checkpoint, to sample from or to export.
+
+    Args:
+        config: of the run, from its config.json.
+        folder: of the run, in use or not.
+
+    Raises:
+        CheckpointError: if no checkpoint is whole, or there is none.
+    """
+    model = model_of(config)
+    program = online(build(config, model))
+    found = Checkpoints(folder / "checkpoints").restore(program.state)
+    if found is None:
+        raise CheckpointError(f"{folder} has no checkpoint yet")
+    return dataclasses.replace(model, params=program.params(found.state))
 
 
 def _prompt(tokenizer: Tokenizer, task: Task) -> list[int]:

@@ -11,11 +11,14 @@ import inspect
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import jax
 
+from rlpost.rewards.workers import RewardError
 from rlpost.training import config as configs
 from rlpost.training import processes
 from rlpost.training.array_store import CheckpointError
@@ -25,6 +28,9 @@ from rlpost.training.loop import Interrupted
 from rlpost.training.workdir import Workdir, WorkdirError
 
 DONE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 75
+# What says by itself what is wrong, and what a bug may raise as well as bad input.
+NAMED = (WorkdirError, CheckpointError, GuardError, RewardError)
+PLAIN = (ValueError, OSError)
 
 Entry = Callable[[Config, Workdir], None]
 
@@ -73,16 +79,31 @@ def _run(
             workdir.record("config", configs.plain(config))
             if processes.is_first():
                 print(f"run folder: {workdir.path}", flush=True)
-            entry(config, workdir)
+            with _traceback_kept(workdir.path / "traceback.txt"):
+                entry(config, workdir)
             configs.check_read(config)
     except ConfigError as error:
         return _say(error, USAGE)
     except Interrupted as message:
         print(message, flush=True)
         return INTERRUPTED
-    except (WorkdirError, CheckpointError, GuardError) as error:
+    except (*NAMED, *PLAIN) as error:
         return _say(error, FAILED)
     return DONE
+
+
+@contextmanager
+def _traceback_kept(path: Path) -> Iterator[None]:
+    """What wrong input raises is told in a line; where it arose stands in a file."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except PLAIN as error:
+        with suppress(OSError):
+            path.write_text("".join(traceback.format_exception(error)))
+            error.add_note(f"where: {path}")
+        raise
 
 
 def help_text(doc: str | None, config: str) -> str:

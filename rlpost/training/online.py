@@ -25,6 +25,7 @@ from rlpost.sampling.rollout import to_batch
 from rlpost.sampling.sampler import Request, Sampler
 from rlpost.sampling.tokenizer import Tokenizer
 from rlpost.training import microbatches
+from rlpost.training.config import ConfigError
 from rlpost.training.guards import Guards, check_padding, check_ratio
 from rlpost.training.host_state import HostState
 from rlpost.training.loop import Report
@@ -95,6 +96,9 @@ class Run:
             be 1; None where they differ.
         mesh: devices to shard over; None means one device.
         seed: of sampling.
+
+    Raises:
+        ConfigError: if a size is below 1, or rows would be sampled greedily.
     """
 
     policy: Policy
@@ -126,6 +130,18 @@ class Run:
     mesh: jax.sharding.Mesh | None = None
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        sizes = ("group_size", "answers", "updates", "rows", "slots")
+        told = [f"{name}={getattr(self, name)}" for name in sizes]
+        if min(getattr(self, name) for name in sizes) < 1:
+            raise ConfigError(f"these must be at least 1: {', '.join(told)}")
+        temperature = self.sampling.get("temperature", 1.0)
+        if not temperature > 0:  # nan neither
+            raise ConfigError(
+                "a run must sample above temperature 0: greedy rows have no law to "
+                f"learn from (sampling.temperature={temperature})"
+            )
+
 
 class Program(NamedTuple):
     """A run ready for `loop.run`.
@@ -154,11 +170,9 @@ def online(
         guards: what watches the run; by default one that dumps no batches.
 
     Raises:
-        ValueError: if a number of the run does not fit the others.
         GuardError: from the first iteration, if sampler and trainer disagree on the
             same weights or padding is not inert.
     """
-    _check(run)
     phases, guards = phases or Phases(), guards or Guards()
     initial = run.params()
     if run.mesh is not None:
@@ -268,19 +282,6 @@ def online(
 
     host: dict[str, HostState] = {"prompts": run.prompts, "guards": guards}
     return Program(state, iterate, evaluate, params, host)
-
-
-def _check(run: Run) -> None:
-    if run.group_size < 1 or run.answers < 1 or run.updates < 1:
-        raise ValueError(
-            "group_size, answers and updates must be at least 1, got "
-            f"{run.group_size}, {run.answers} and {run.updates}"
-        )
-    if float(run.sampling.get("temperature", 1.0)) <= 0:
-        raise ValueError(
-            "a run must sample above temperature 0: greedy rows have no law to learn "
-            f"from (sampling.temperature = {run.sampling.get('temperature')})"
-        )
 
 
 def _sampler(run: Run) -> Sampler:
