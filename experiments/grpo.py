@@ -147,7 +147,11 @@ def build(config: Config, model: LanguageModel | None = None) -> Run:
             "(config.data), or take a model of longer context"
         )
     settings = config.optimizer
-    rate = optax.warmup_constant_schedule(0.0, settings.learning_rate, settings.warmup)
+    rate = optax.warmup_constant_schedule(
+        settings.learning_rate / (settings.warmup + 1),  # a first update of 0 is wasted
+        settings.learning_rate,
+        settings.warmup,
+    )
     reference = {"reference": model.policy} if config.reference else {}
     answers = [str(task.answer) for task in _some(train, 500)]
     constant = constant_answer(answers, [str(task.answer) for task in held_out])
@@ -186,10 +190,11 @@ def taught(config: Config, workdir: Workdir) -> LanguageModel:
     """The character model after its lessons; those in the folder are not repeated."""
     model = character_model(config)
     settings = config.pretrain
-    if not settings.steps:
+    steps, rows, rate = settings.steps, settings.rows, settings.learning_rate
+    if not steps:
         return model
     train, _ = arithmetic(config)
-    prompts = Prompts(train, batch_size=settings.rows, seed=config.seed)
+    prompts = Prompts(train, batch_size=rows, seed=config.seed)
     encode = functools.partial(_prompt, model.tokenizer)
     longest = max(len(encode(task)) for task in _some(train, len(train)))
     phases = Phases()
@@ -197,21 +202,19 @@ def taught(config: Config, workdir: Workdir) -> LanguageModel:
         params=model.params,
         score=token_scores(model.policy),
         objective=sft(),
-        optimizer=optax.adamw(
-            optax.cosine_decay_schedule(settings.learning_rate, settings.steps)
-        ),
+        optimizer=optax.adamw(optax.cosine_decay_schedule(rate, steps)),
         batches=Demonstrations(
             prompts, model.tokenizer, length=longest + config.sampling.max_new_tokens
         ),
-        rows=settings.rows,
+        rows=rows,
         phases=phases,
     )
     with Workdir(workdir.path / "pretrain") as folder:
-        every = loop.Every(save=max(1, settings.steps // 4), write=10)
+        every = loop.Every(save=max(1, steps // 4), write=10)
         state = loop.run(
             lessons.iterate,
             lessons.state,
-            steps=settings.steps,
+            steps=steps,
             workdir=folder,
             every=every,
             host=lessons.host,

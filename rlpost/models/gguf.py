@@ -82,6 +82,11 @@ def _open(path: str | os.PathLike[str]) -> Any:
     try:
         return gguf.GGUFReader(file)
     except (ValueError, IndexError, KeyError, OverflowError) as error:
+        if "GGMLQuantizationType" in str(error):
+            raise ValueError(
+                f"{file}: a tensor is of a type that the gguf package does not know "
+                f"({error}): update the package, or convert the file"
+            ) from error
         raise ValueError(
             f"{file}: the GGUF file is damaged, or cut short at "
             f"{file.stat().st_size} bytes ({error})"

@@ -91,11 +91,6 @@ def _check(
     check_ids(request.stop_ids, vocab, f"{name}: stop_ids")
     if not len(prompt):
         raise ValueError(f"{name}: the prompt is empty, it needs at least 1 token")
-    if len(prompt) >= length:
-        raise ValueError(
-            f"{name}: the prompt has {len(prompt)} tokens, at most {length - 1} leave "
-            f"room for a response in the sampler's length of {length}"
-        )
     numbers = {
         "max_new_tokens": (request.max_new_tokens, 1, math.inf),
         "seed": (request.seed, 0, 2**64 - 1),
@@ -122,5 +117,10 @@ def _check(
         raise ValueError(
             f"{name}: stop_texts needs a sampler with decode=(ids -> text), "
             f"found {request.stop_texts!r} and no decode"
+        )
+    if len(prompt) >= length:
+        raise ValueError(
+            f"{name}: the prompt has {len(prompt)} tokens, at most {length - 1} leave "
+            f"room for a response in the sampler's length of {length}"
         )
     return prompt

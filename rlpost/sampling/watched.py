@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from rlpost.sampling.agent import Turn
 from rlpost.sampling.sampler import Request, Sampler
-from rlpost.types import Params, Rollout
+from rlpost.types import Params
 
 Show = Callable[[int, list[int], bool], None]
 
@@ -19,7 +19,7 @@ def sample_watched(
     show: Show,
     *,
     every: int = 8,
-) -> Rollout:
+) -> list[list[int]]:
     """Draw as `sampler.sample` does, and show each response on its way.
 
     A turn of few tokens after which nothing is said is a look at the response; the
@@ -29,6 +29,9 @@ def sample_watched(
         sampler, params, requests: as for `sampler.sample`, without stop texts.
         show: called with (row, ids drawn so far, whether the response is complete).
         every: tokens between two looks.
+
+    Returns:
+        The ids of each response, the stop id included.
 
     Raises:
         ValueError: naming a request that is wrong, or asks for stop texts.
@@ -41,10 +44,11 @@ def sample_watched(
 
     def watch(row: int, tokens: list[int], new: list[int]) -> Turn | None:
         request = requests[row]
-        drawn[row] += new
+        # The last turn may draw more than there was left to draw.
+        drawn[row] = (drawn[row] + new)[: request.max_new_tokens]
         over = (
             new[-1] in request.stop_ids
-            or len(drawn[row]) >= request.max_new_tokens
+            or len(drawn[row]) == request.max_new_tokens
             or len(tokens) >= sampler.length
         )
         show(row, drawn[row], over)
@@ -54,7 +58,7 @@ def sample_watched(
         dataclasses.replace(r, max_new_tokens=min(every, r.max_new_tokens))
         for r in requests
     ]
-    rollout = sampler.sample(
+    sampler.sample(
         params,
         pieces,
         environment=watch,
@@ -62,4 +66,4 @@ def sample_watched(
     )
     if failed:
         raise failed[0]
-    return rollout
+    return drawn

@@ -6,7 +6,11 @@ What it has no form for is ours to bring: typed keys, and arrays without entries
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +19,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+FULL = os.strerror(errno.ENOSPC)
+LATE = 0.5  # seconds in which the threads of a failed save come to their end
 
 
 class CheckpointError(RuntimeError):
@@ -93,7 +100,8 @@ def write(folder: Path, names: list[str], leaves: list[Any]) -> None:
         arrays[_file_name(name)] = data if _is_global(data) else np.asarray(data)
     if not arrays:  # a state without entries, which Orbax has no form for either
         return
-    with _quiet(), ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as writer:
+    handler = ocp.PyTreeCheckpointHandler()
+    with _quiet(), _unheard(), ocp.Checkpointer(handler) as writer:
         writer.save(folder, args=ocp.args.PyTreeSave(arrays))
 
 
@@ -180,7 +188,30 @@ def reason(error: Exception | None) -> str:
     if error is None:
         return "another process failed"
     text = f"{type(error).__name__}: {error}"
+    if FULL in text:  # deep within what Orbax tells, if at all within what is shown
+        return FULL
     return text if len(text) < 500 else text[:250] + " ... " + text[-250:]
+
+
+@contextmanager
+def _unheard() -> Iterator[None]:
+    """Of a save that fails the other writes go on, and report to a loop that is closed:
+    a traceback each, which says nothing that was not raised.
+    """
+    before = sys.unraisablehook
+
+    def hook(told: Any) -> None:
+        if "Event loop is closed" not in str(told.exc_value):
+            before(told)
+
+    sys.unraisablehook = hook
+    try:
+        yield
+    except Exception:
+        time.sleep(LATE)
+        raise
+    finally:
+        sys.unraisablehook = before
 
 
 @contextmanager

@@ -14,11 +14,14 @@ import jax
 def write_whole(path: Path, text: str) -> None:
     """Write a text file so that a reader finds the old or the new one, never half."""
     partial = path.with_name(path.name + ".partial")
-    with open(partial, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    try:
+        with open(partial, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError as error:  # that of a full disk would not say which file
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def damaged(folder: Path) -> str | None:
