@@ -15,10 +15,10 @@ def small() -> ml_collections.ConfigDict:
     """A character model, taught to add in place, then post-trained: minutes."""
     config = ml_collections.ConfigDict()
     config.seed = 0  # of weights, data order and sampling
-    config.steps = 60  # updates in all
-    config.prompts = 32  # prompts of a rollout batch
+    config.steps = 100  # updates in all
+    config.prompts = 128  # prompts of a rollout batch
     config.group_size = 8  # responses to each prompt
-    config.rows = 256  # rows of a microbatch
+    config.rows = 1024  # rows of a microbatch
     config.updates = 1  # optimiser steps on each rollout batch
     config.recompute = False  # take ratios to the trainer's own old log-probs
     config.reference = False  # keep the initial weights as scores.frozen["reference"]
@@ -29,9 +29,9 @@ def small() -> ml_collections.ConfigDict:
     config.model.heads = 4  # of attention
 
     config.pretrain = ml_collections.ConfigDict()
-    config.pretrain.steps = 120  # updates of supervised teaching before GRPO
+    config.pretrain.steps = 200  # updates of supervised teaching before GRPO
     config.pretrain.rows = 256  # demonstrations of an update
-    config.pretrain.learning_rate = 3e-3  # peak, decayed to 0 along a cosine
+    config.pretrain.learning_rate = 3e-3  # of Adam, after 20 updates of warm-up
 
     config.data = ml_collections.ConfigDict()
     config.data.digits = 2  # of each operand
@@ -48,16 +48,16 @@ def small() -> ml_collections.ConfigDict:
     config.objective.kl = 0.0  # coefficient of the KL to the reference, per nat
 
     config.optimizer = ml_collections.ConfigDict()
-    config.optimizer.learning_rate = 1e-3  # of Adam
+    config.optimizer.learning_rate = 5e-4  # of Adam
     config.optimizer.warmup = 2  # updates over which it rises
     config.optimizer.clip_norm = 1.0  # largest norm of the gradient
 
     config.evaluation = ml_collections.ConfigDict()
     config.evaluation.prompts = 256  # held-out prompts
     config.evaluation.answers = 1  # responses to each
-    config.evaluation.every = 10  # updates
+    config.evaluation.every = 20  # updates
 
-    config.save_every = 10  # updates between checkpoints
+    config.save_every = 20  # updates between checkpoints
     return config
 
 

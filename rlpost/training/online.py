@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -198,19 +198,20 @@ def online(
 
     def logp(state: dict[str, Any], batch: Batch) -> Any:
         """f32[B, T]: what the trainer's network says, microbatch by microbatch."""
-        rows = np.arange(batch.mask.shape[0], dtype=np.int32)
-        numbered = batch.replace(extras={**batch.extras, "row": rows})
+        count = batch.mask.shape[0]
+        row = np.arange(count, dtype=np.int32)
+        numbered = batch.replace(extras={**batch.extras, "row": row})
         out = np.zeros(batch.mask.shape, np.float32)
-        for part in microbatches.split(numbered, rows=run.rows, share=run.share):
+        rows = min(run.rows, count)
+        for part in microbatches.split(numbered, rows=rows, share=run.share):
             real = np.flatnonzero(part.mask.any(axis=1))
             value = score(params(state), frozen, place(part)).logp
             size = part.mask.shape[1]
             out[part.extras["row"][real], :size] = np.asarray(value)[real]
         return out
 
-    def check(state: dict[str, Any], batch: Batch) -> dict[str, float]:
-        """Before the first update: what design promises of any batch, on this one."""
-        few = batch.select(slice(run.rows))
+    def check(state: dict[str, Any], few: Batch) -> dict[str, float]:
+        """Before the first update: what must hold of any rows, on these."""
         check_padding(
             run.score, params(state), frozen, few, vocabulary=run.tokenizer.vocab_size
         )
@@ -236,8 +237,9 @@ def online(
         with phases("train") as ready:
             batch = to_batch(rollout, reward=scored.reward, group=group)
             batch = jax.device_get(learn.prepare(batch, decision))
+            shown = batch.select(slice(max(1, run.shown)))
             if step == 0:
-                watched |= check(state, batch)
+                watched |= check(state, shown)
             if run.recompute:
                 batch = batch.replace(old_logp=logp(state, batch))
             train, metrics = _update(
@@ -255,10 +257,11 @@ def online(
         state = state | {"policy": train}
         if run.controller is not None:
             state["controller"] = run.controller.update(state["controller"], metrics)
-        shown = batch.select(slice(run.shown))
+        with phases("show"):
+            said = _shown(run, samples, scored, shown, logp(state, shown))
         return state, Report(
             metrics,
-            samples=list(_shown(run, samples, scored, shown, logp(state, shown))),
+            samples=said[: run.shown],
             errors=[*_failures(scored), *guards.take_errors()],
         )
 
@@ -412,10 +415,11 @@ def _shown(
     scored: Scored,
     batch: Batch,
     logp: np.ndarray,
-) -> Iterator[dict[str, Any]]:
+) -> list[dict[str, Any]]:
     """Rows with their tokens; `logp` is of the weights after the update."""
     group, advantage = batch.need("group"), batch.need("advantage")
     behavior_logp = batch.need("behavior_logp")
+    rows = []
     for row in range(batch.mask.shape[0]):
         sample = samples[row]
         start = len(sample.prompt_ids)
@@ -432,4 +436,5 @@ def _shown(
         ]
         said = _said(sample, scored, row, int(group[row]))
         prompt = run.tokenizer.decode(sample.prompt_ids, special=True)
-        yield said | {"prompt": prompt, "tokens": tokens}
+        rows.append(said | {"prompt": prompt, "tokens": tokens})
+    return rows
