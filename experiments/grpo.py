@@ -9,7 +9,7 @@ Variants (configs/grpo.py):
              post-trained on whether its answers are right.
     smollm2  SmolLM2-135M-Instruct with LoRA on one-digit sums of reasoning-gym; the
              answer must be right and must end. This is `make demo`.
-    pod      Qwen3-8B on a v5p slice, on reasoning-gym's countdown.
+    pod      Qwen3-8B on a v5p slice, on reasoning-gym's gsm_symbolic.
 
 Command:
     python -m experiments.grpo --config=configs/grpo.py:small
@@ -22,6 +22,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +48,13 @@ from rlpost.training.checkpoints import CheckpointError, Checkpoints
 from rlpost.training.command import main as command
 from rlpost.training.config import Config, ConfigError, check_read
 from rlpost.training.guards import Guards
-from rlpost.training.online import Program, Run, online
+from rlpost.training.online import online
 from rlpost.training.phases import Phases
-from rlpost.training.sharding import make_mesh
+from rlpost.training.run import Program, Run
+from rlpost.training.sharding import make_mesh, placement
 from rlpost.training.supervised import supervised
 from rlpost.training.workdir import Workdir
+from rlpost.types import Objective
 
 # Right is who ends by himself with the answer as the last number.
 ENDED_NUMBER = rewards.gate(rewards.finished, rewards.number_match)
@@ -68,12 +71,23 @@ def character_model(config: Config) -> LanguageModel:
 
 def pretrained_model(config: Config) -> LanguageModel:
     """Weights and tokenizer from files, with adapters if a rank is given."""
-    model = load_language_model(config.model.weights, dtype=config.model.dtype)
+    mesh = mesh_of(config)
+    model = load_language_model(
+        config.model.weights,
+        dtype=config.model.dtype,
+        remat=config.model.remat or None,
+        sharding=None if mesh is None else placement(mesh),
+    )
     rank = config.model.lora_rank
     if not rank:
         return model
     params = add_lora(model.params, jax.random.key(config.seed), rank)
     return dataclasses.replace(model, params=params, trains=PAIRS)
+
+
+def mesh_of(config: Config) -> jax.sharding.Mesh | None:
+    """The devices to shard over; None for one device."""
+    return make_mesh(**config.mesh) if "mesh" in config else None
 
 
 def model_of(config: Config) -> LanguageModel:
@@ -110,18 +124,23 @@ def reasoning_tasks(config: Config) -> tuple[Source, list[Task]]:
     return [conversation(t) for t in train], [conversation(t) for t in held_out]
 
 
-def build(config: Config, model: LanguageModel | None = None) -> Run:
+def build(
+    config: Config,
+    model: LanguageModel | None = None,
+    method: Callable[..., Objective] = grpo,
+) -> Run:
     """The parts of a run as values: `train` runs them, a notebook takes them.
 
     Args:
         config: of configs/grpo.py.
         model: what to train; None makes or loads the config's.
+        method: makes the objective from `config.objective`.
 
     Raises:
         ConfigError: if values do not fit each other, or prompts the model.
         ValueError, FileNotFoundError: naming the file or task that is wrong.
     """
-    if config.group_size < 2:
+    if method is grpo and config.group_size < 2:
         raise ConfigError(
             f"config.group_size={config.group_size}: an answer is judged by the others "
             "to the same prompt, so a group needs at least 2"
@@ -161,7 +180,7 @@ def build(config: Config, model: LanguageModel | None = None) -> Run:
         trains=model.trains,
         frozen=lambda params: dict.fromkeys(reference, params),
         score=token_scores(model.policy, reference),
-        objective=grpo(**config.objective),
+        objective=method(**config.objective),
         optimizer=optax.chain(
             optax.clip_by_global_norm(settings.clip_norm), optax.adam(rate)
         ),
@@ -175,13 +194,14 @@ def build(config: Config, model: LanguageModel | None = None) -> Run:
         group_size=config.group_size,
         sampling=dict(config.sampling),
         answers=config.evaluation.answers,
-        slots=config.prompts * config.group_size,
+        slots=config.slots or config.prompts * config.group_size,
         length=int(min(longest + config.sampling.max_new_tokens, context)),
         rows=config.rows,
         updates=config.updates,
         recompute=config.recompute,
+        average=config.average,
         dtype=config.model.dtype if from_files else "float32",
-        mesh=make_mesh(**config.mesh) if "mesh" in config else None,
+        mesh=mesh_of(config),
         seed=config.seed,
     )
 
@@ -202,7 +222,7 @@ def taught(config: Config, workdir: Workdir) -> LanguageModel:
         params=model.params,
         score=token_scores(model.policy),
         objective=sft(),
-        optimizer=optax.adamw(optax.cosine_decay_schedule(rate, steps)),
+        optimizer=optax.adamw(optax.warmup_constant_schedule(0.0, rate, 20)),
         batches=Demonstrations(
             prompts, model.tokenizer, length=longest + config.sampling.max_new_tokens
         ),
@@ -223,8 +243,19 @@ def taught(config: Config, workdir: Workdir) -> LanguageModel:
     return dataclasses.replace(model, params=lessons.params(state))
 
 
-def train(config: Config, workdir: Workdir) -> tuple[Program, Any]:
-    """Run to the end, or go on from where the folder stands; the page last."""
+def train(
+    config: Config,
+    workdir: Workdir,
+    build: Callable[[Config], Run] = build,
+    name: str = "grpo",
+) -> tuple[Program, Any]:
+    """Run to the end, or go on from where the folder stands; the page last.
+
+    Args:
+        config, workdir: of the run.
+        build: the parts of the run.
+        name: of the experiment and its method, for the folder.
+    """
     phases = Phases()
     run = build(config)  # what makes no sense is said before the lessons
     if "pretrain" in config:
@@ -235,9 +266,10 @@ def train(config: Config, workdir: Workdir) -> tuple[Program, Any]:
         evaluate=config.evaluation.every or config.steps, save=config.save_every
     )
     steps = config.steps
+    profile = config.profile if config.profile[1] else None
     check_read(config)
-    objective = {"name": "grpo", **config.objective}
-    workdir.record("choices", {"experiment": "grpo", "objective": objective})
+    objective = {"name": name, **config.objective}
+    workdir.record("choices", {"experiment": name, "objective": objective})
     state = loop.run(
         program.iterate,
         program.state,
@@ -247,17 +279,21 @@ def train(config: Config, workdir: Workdir) -> tuple[Program, Any]:
         every=every,
         host=program.host,
         phases=phases,
+        profile=profile,
     )
     print(f"page: {write_page(workdir.path)}", flush=True)
     return program, state
 
 
-def restored(config: Config, folder: Path) -> LanguageModel:
+def restored(
+    config: Config, folder: Path, build: Callable[..., Run] = build
+) -> LanguageModel:
     """The policy of a run at its newest checkpoint, to sample from or to export.
 
     Args:
         config: of the run, from its config.json.
         folder: of the run, in use or not.
+        build: the parts of the run.
 
     Raises:
         CheckpointError: if no checkpoint is whole, or there is none.

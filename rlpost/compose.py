@@ -36,7 +36,7 @@ from rlpost.types import (
     check_batch,
 )
 
-__all__ = ["combine", "likelihood", "policy_gradient", "preference"]
+__all__ = ["combine", "likelihood", "policy_gradient", "preference", "regression"]
 
 Regularizers = Mapping[str, tuple[Any, TokenLoss]]  # name -> (coefficient, term)
 
@@ -87,9 +87,7 @@ def policy_gradient(
     def prepare(batch: Batch) -> Batch:
         check_batch(batch)
         _refuse_packed(batch, "a policy gradient has one response per row")
-        if batch.reward is not None:
-            scorable = jnp.isfinite(batch.reward)
-            batch = batch.replace(mask=batch.mask & scorable[:, None])
+        batch = _scorable(batch)
         return _with_advantage(batch, advantage(batch))
 
     def loss(scores: Scores, batch: Batch) -> tuple[Terms, Metrics]:
@@ -207,6 +205,32 @@ def preference(
     return Objective(prepare, couple)
 
 
+def regression(loss: TokenLoss, *, aggregate: Aggregate = token_mean) -> Objective:
+    """The mean over tokens of how far an estimate is off: a value head's, say.
+
+    Args:
+        loss: a term per token, such as `losses.value_error`.
+        aggregate: how tokens become a mean.
+
+    Returns:
+        An Objective with the term "error"; rows without a finite reward leave the mask.
+
+    Raises:
+        ValueError: from `prepare`, for arrays of wrong shapes or packed rows.
+    """
+    assemble = _assemble("error", loss, (), (), None, None, aggregate)
+
+    def prepare(batch: Batch) -> Batch:
+        check_batch(batch)
+        _refuse_packed(batch, "an estimate is of one response per row")
+        return _scorable(batch)
+
+    def error(scores: Scores, batch: Batch) -> tuple[Terms, Metrics]:
+        return assemble(scores, batch)[:2]
+
+    return Objective(prepare, error)
+
+
 # A loss that distils teachers (`distillation`) joins here: like `likelihood`, with
 # `scores.frozen` in place of given tokens.
 
@@ -278,6 +302,13 @@ def _signal_metrics(kept: Batch) -> Metrics:
 def _row_mean(x: Array, mask: Array) -> Mean:
     real = jnp.any(mask, axis=-1)
     return Mean(jnp.sum(jnp.where(real, x, 0.0)), jnp.sum(real, dtype=jnp.float32))
+
+
+def _scorable(batch: Batch) -> Batch:
+    """The batch without the tokens of rows that could not be scored."""
+    if batch.reward is None:
+        return batch
+    return batch.replace(mask=batch.mask & jnp.isfinite(batch.reward)[:, None])
 
 
 def _with_advantage(batch: Batch, value: Array) -> Batch:

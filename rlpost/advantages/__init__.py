@@ -8,7 +8,7 @@ from rlpost.advantages.group import (
     group_std,
     leave_one_out,
 )
-from rlpost.advantages.returns import given, monte_carlo
+from rlpost.advantages.returns import given, monte_carlo, value_baseline
 
 __all__ = [
     "batch_centered",
@@ -19,4 +19,5 @@ __all__ = [
     "group_std",
     "leave_one_out",
     "monte_carlo",
+    "value_baseline",
 ]

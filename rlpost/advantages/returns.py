@@ -45,3 +45,20 @@ def monte_carlo(baseline: float = 0.0) -> Advantage:
 def given(batch: Batch) -> Array:
     """The advantage f32[B, T] that the batch already carries (of a critic, say)."""
     return batch.need("advantage").astype(jnp.float32)
+
+
+def value_baseline(batch: Batch) -> Array:
+    """The reward less what a critic expected before each token, `r - V_t`, f32[B, T].
+
+    The values are those of the rollout, `batch.extras["value"]`, f32[B, T] in units of
+    reward. It is generalised advantage estimation at lambda = gamma = 1 for a reward
+    that comes at the end.
+
+    References:
+        Schulman et al., arXiv:1506.02438, eq. 18.
+    """
+    if "value" not in batch.extras:
+        raise ValueError('this advantage needs batch.extras["value"]: run a critic')
+    reward, scorable = rewards(batch)
+    value = jnp.where(batch.mask, batch.extras["value"], 0.0)
+    return jnp.where(scorable[:, None], to_tokens(reward, batch) - value, 0.0)

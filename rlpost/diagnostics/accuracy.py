@@ -40,9 +40,7 @@ def pass_at_k(correct: Any, k: int) -> float:
     return float(np.mean(1.0 - np.prod(np.maximum(factors, 0.0), axis=1)))
 
 
-def constant_answer(
-    known: Sequence[str], held_out: Sequence[str]
-) -> tuple[str, float]:
+def constant_answer(known: Sequence[str], held_out: Sequence[str]) -> tuple[str, float]:
     """The most frequent answer, and how often it alone is right on held-out tasks.
 
     Args:

@@ -22,6 +22,7 @@ from rlpost.losses.ratio import (
     mismatch,
 )
 from rlpost.losses.reinforce import score_function
+from rlpost.losses.value import value_error
 from rlpost.losses.weights import truncated_importance
 
 __all__ = [
@@ -47,4 +48,5 @@ __all__ = [
     "unbiased",
     "unbiased_k1",
     "unbiased_k3",
+    "value_error",
 ]

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from rlpost.models.decoder import DecoderSpec, decoder
 from rlpost.models.pretrained import find_weights
-from rlpost.models.weights import load
+from rlpost.models.weights import Placement, load
 from rlpost.sampling.tokenizer import Tokenizer
 from rlpost.sampling.tokenizer_files import from_folder, from_gguf
 from rlpost.types import Params, Policy
@@ -37,12 +37,20 @@ class LanguageModel:
     source: pathlib.Path | None = None
 
 
-def load_language_model(name: str, *, dtype: Any = jnp.float32) -> LanguageModel:
+def load_language_model(
+    name: str,
+    *,
+    dtype: Any = jnp.float32,
+    remat: Any = None,
+    sharding: Placement | None = None,
+) -> LanguageModel:
     """A model and its tokenizer from files.
 
     Args:
         name: a folder with config.json, a .gguf file, or a package that carries one.
         dtype: of the activations; the parameters are float32.
+        remat: what the backward pass computes again; see `decoder`.
+        sharding: (path, shape) -> where a parameter lives, read straight to there.
 
     Raises:
         FileNotFoundError: if there is no such model, or a file of it is missing.
@@ -50,9 +58,9 @@ def load_language_model(name: str, *, dtype: Any = jnp.float32) -> LanguageModel
     """
     source = find_weights(name)
     tokenizer = from_folder(source) if source.is_dir() else from_gguf(source)
-    loaded = load(source)
+    loaded = load(source, sharding=sharding)
     return LanguageModel(
-        policy=decoder(loaded.spec, dtype=dtype),
+        policy=decoder(loaded.spec, dtype=dtype, remat=remat),
         spec=loaded.spec,
         params=loaded.params,
         tokenizer=tokenizer,

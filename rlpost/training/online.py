@@ -1,162 +1,27 @@
-"""Online RL as values: what a run is made of, and its iteration and evaluation.
-
-An iteration asks the policy, scores its answers, prepares the batch once, and updates
-on microbatches of whole units. Everything that an experiment may want to change is a
-field of `Run`; whoever needs another iteration writes one, and keeps the loop.
-"""
+"""Online RL: the iteration that samples, scores and updates, and the evaluation."""
 
 from __future__ import annotations
 
-import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import numpy as np
-import optax
 
-from rlpost.data.task import Task
 from rlpost.diagnostics import pass_at_k
 from rlpost.models.paths import join, partition
-from rlpost.rewards.pool import RewardPool, Scored, score_here
-from rlpost.rewards.types import Reward, Sample
 from rlpost.sampling.rollout import to_batch
-from rlpost.sampling.sampler import Request, Sampler
-from rlpost.sampling.tokenizer import Tokenizer
-from rlpost.training import microbatches
-from rlpost.training.config import ConfigError
+from rlpost.sampling.sampler import Sampler
+from rlpost.training import microbatches, rollouts
 from rlpost.training.guards import Guards, check_padding, check_ratio
 from rlpost.training.host_state import HostState
 from rlpost.training.loop import Report
 from rlpost.training.phases import Phases, throughput, train_flops
-from rlpost.training.sharding import ROWS, shard_params, shard_rows
-from rlpost.training.step import Learner, TrainState, learner
-from rlpost.types import (
-    Batch,
-    Controller,
-    Finish,
-    Objective,
-    Params,
-    Policy,
-    Rollout,
-    Score,
-)
-
-FINISH = {
-    Finish.STOP: "stop",
-    Finish.LENGTH: "length",
-    Finish.TEXT: "text",
-    Finish.ENVIRONMENT: "environment",
-    Finish.ERROR: "error",
-}
-
-
-class Prompts(Protocol):
-    """An endless iterator of lists of tasks, whose position is saved."""
-
-    def __next__(self) -> Sequence[Task]: ...
-
-    def get_state(self) -> Any: ...
-
-    def set_state(self, state: Any) -> None: ...
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Run:
-    """The parts of an online run as values.
-
-    Attributes:
-        policy: what is sampled and trained.
-        params: loads or draws all parameters; called once, in the run's process.
-        trains: pattern of the parameter paths that train; the others are held.
-        frozen: the parameters of frozen networks by name, from the initial ones.
-        score: what the trainer says of a batch, frozen networks included.
-        objective: an Objective, or `decision -> Objective` with a controller.
-        optimizer: an optax transformation.
-        tokenizer: decodes responses; its stop ids end them.
-        encode: a task's prompt as token ids.
-        prompts: the tasks of each iteration.
-        held_out: tasks to evaluate on; equal noise at every evaluation.
-        reward: scores responses; a pool keeps one failure from costing a batch.
-        correct: the part of the reward that says whether an answer is right.
-        group_size: responses to each prompt.
-        sampling: fields of `Request` but prompt, seed and stop ids.
-        answers: responses to each held-out prompt.
-        slots, length: of the sampler.
-        rows: of a microbatch.
-        updates: optimiser steps on each rollout batch, on disjoint sets of prompts.
-        recompute: score the batch by the trainer's own network before the first
-            update, and take ratios to that (`batch.old_logp`).
-        share: compute a prompt once for all its responses in a microbatch.
-        controller: decides before each rollout; it is told the metrics after.
-        shown: responses of an iteration to show, with all that is known of a token.
-        baselines: figures to put beside an evaluation, such as a constant answer's.
-        dtype: in which sampler and trainer both compute, so that the first ratios must
-            be 1; None where they differ.
-        mesh: devices to shard over; None means one device.
-        seed: of sampling.
-
-    Raises:
-        ConfigError: if a size is below 1, or rows would be sampled greedily.
-    """
-
-    policy: Policy
-    params: Callable[[], Params]
-    score: Score
-    objective: Objective | Callable[[Any], Objective]
-    optimizer: optax.GradientTransformation
-    tokenizer: Tokenizer
-    encode: Callable[[Task], Sequence[int]]
-    prompts: Prompts
-    reward: RewardPool | Reward
-    group_size: int
-    sampling: Mapping[str, Any]
-    slots: int
-    length: int
-    rows: int
-    trains: str = ""
-    frozen: Callable[[Params], Mapping[str, Params]] = lambda params: {}
-    held_out: Sequence[Task] = ()
-    correct: str = "reward"
-    answers: int = 1
-    updates: int = 1
-    recompute: bool = False
-    share: bool = True
-    controller: Controller | None = None
-    shown: int = 16
-    baselines: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    dtype: str | None = "float32"
-    mesh: jax.sharding.Mesh | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        sizes = ("group_size", "answers", "updates", "rows", "slots")
-        told = [f"{name}={getattr(self, name)}" for name in sizes]
-        if min(getattr(self, name) for name in sizes) < 1:
-            raise ConfigError(f"these must be at least 1: {', '.join(told)}")
-        temperature = self.sampling.get("temperature", 1.0)
-        if not temperature > 0:  # nan neither
-            raise ConfigError(
-                "a run must sample above temperature 0: greedy rows have no law to "
-                f"learn from (sampling.temperature={temperature})"
-            )
-
-
-class Program(NamedTuple):
-    """A run ready for `loop.run`.
-
-    `state`: one pytree, `{"policy": TrainState, "controller": ...}`.
-    `iterate(state, step)`, `evaluate(state, step)`: see `loop`.
-    `params(state)`: all parameters, to sample with or to export.
-    `host`: what a checkpoint saves beside the state.
-    """
-
-    state: dict[str, Any]
-    iterate: Callable[[dict[str, Any], int], tuple[dict[str, Any], Report]]
-    evaluate: Callable[[dict[str, Any], int], Report]
-    params: Callable[[dict[str, Any]], Params]
-    host: dict[str, HostState]
+from rlpost.training.run import Program, Run
+from rlpost.training.sharding import ROWS, constrain_like, shard_params, shard_rows
+from rlpost.training.step import Learner, TrainState, ema, learner, snapshot
+from rlpost.types import Batch, Params, Score
 
 
 def online(
@@ -179,46 +44,67 @@ def online(
         initial = shard_params(initial, run.mesh)
     trained, held = partition(initial, run.trains)
     frozen = run.frozen(initial)
-    learn = learner(run.objective, run.score, run.optimizer)
+    constrain = None if run.mesh is None else constrain_like(run.mesh)
+    learn = learner(run.objective, run.score, run.optimizer, constrain=constrain)
     sampler = _sampler(run)
-    score = jax.jit(run.score)
     size = {
         "parameters": sum(x.size for x in jax.tree.leaves(initial)),
         "trained": sum(x.size for x in jax.tree.leaves(trained)),
     }
     state: dict[str, Any] = {"policy": learn.init(trained)}
+    if run.critic is not None:
+        critic = learner(run.critic.objective, run.critic.score, run.critic.optimizer)
+        state["critic"] = critic.init(run.critic.params)
+        value_of = _by_rows(run, run.critic.score, "value")
+    if run.average:
+        state["average"] = snapshot(trained)
     if run.controller is not None:
         state["controller"] = run.controller.init()
+    logp_of = _by_rows(run, run.score, "logp")
 
-    def params(state: dict[str, Any]) -> Params:
+    def current(state: dict[str, Any]) -> Params:
         return join(state["policy"].params, held)
 
-    def place(batch: Batch) -> Batch:
-        return batch if run.mesh is None else shard_rows(batch, run.mesh)
-
-    def logp(state: dict[str, Any], batch: Batch) -> Any:
-        """f32[B, T]: what the trainer's network says, microbatch by microbatch."""
-        count = batch.mask.shape[0]
-        row = np.arange(count, dtype=np.int32)
-        numbered = batch.replace(extras={**batch.extras, "row": row})
-        out = np.zeros(batch.mask.shape, np.float32)
-        rows = min(run.rows, count)
-        for part in microbatches.split(numbered, rows=rows, share=run.share):
-            real = np.flatnonzero(part.mask.any(axis=1))
-            value = score(params(state), frozen, place(part)).logp
-            size = part.mask.shape[1]
-            out[part.extras["row"][real], :size] = np.asarray(value)[real]
-        return out
+    def params(state: dict[str, Any]) -> Params:
+        return join(state["average"], held) if run.average else current(state)
 
     def check(state: dict[str, Any], few: Batch) -> dict[str, float]:
         """Before the first update: what must hold of any rows, on these."""
-        check_padding(
-            run.score, params(state), frozen, few, vocabulary=run.tokenizer.vocab_size
-        )
+        vocabulary = run.tokenizer.vocab_size
+        check_padding(run.score, current(state), frozen, few, vocabulary=vocabulary)
         if run.dtype is None:
             return {}
         old = few.need("behavior_logp")
-        return check_ratio(logp(state, few), old, few.mask, dtype=run.dtype)
+        logp = logp_of(current(state), frozen, few)
+        return check_ratio(logp, old, few.mask, dtype=run.dtype)
+
+    def train(
+        state: dict[str, Any], batch: Batch, decision: Any
+    ) -> tuple[dict[str, Any], Batch, dict[str, float]]:
+        """All updates on one batch; also returns it as prepared."""
+        if run.critic is not None:
+            networks = {"policy": current(state)}
+            value = value_of(state["critic"].params, networks, batch)
+            batch = batch.replace(extras={**batch.extras, "value": value})
+        batch = jax.device_get(learn.prepare(batch, decision))
+        if run.recompute:
+            old = logp_of(current(state), frozen, batch)
+            batch = batch.replace(old_logp=old)
+        new = dict(state)
+        metrics: dict[str, float] = {}
+        if run.critic is not None:  # first: the step of the policy donates its weights
+            lesson = jax.device_get(critic.prepare(batch))
+            for _ in range(run.critic.updates):
+                new["critic"], told = _updates(
+                    run, 1, critic, new["critic"], {}, networks, lesson, None
+                )
+            metrics = {f"critic/{name}": x for name, x in told.items()}
+        new["policy"], told = _updates(
+            run, run.updates, learn, state["policy"], held, frozen, batch, decision
+        )
+        if run.average:
+            new["average"] = ema(state["average"], new["policy"].params, run.average)
+        return new, batch, metrics | told
 
     def iterate(state: dict[str, Any], step: int) -> tuple[dict[str, Any], Report]:
         start = time.perf_counter()
@@ -227,61 +113,57 @@ def online(
         group = np.repeat(np.arange(len(tasks), dtype=np.int32), run.group_size)
         asked = [tasks[int(g)] for g in group]
         with phases("sample"):
-            requests = _requests(run, asked, step + 1)
-            rollout = sampler.sample(params(state), requests, version=step)
+            requests = rollouts.requests_for(run, asked, step + 1)
+            rollout = sampler.sample(current(state), requests, version=step)
         with phases("reward"):
-            samples = _samples(run, asked, rollout)
-            scored = _score(run.reward, samples)
-        watched = guards.rewards(scored.reward, group)
+            samples = rollouts.samples_of(run, asked, rollout)
+            scored = rollouts.score_samples(run.reward, samples)
+        # One response a prompt: others to compare it with are those of the batch.
+        watched = guards.rewards(scored.reward, group if run.group_size > 1 else None)
+        batch = to_batch(rollout, reward=scored.reward, group=group)
+        if step == 0:
+            with phases("check"):
+                watched |= check(state, batch.select(slice(max(1, run.shown))))
         begin = time.perf_counter()
         with phases("train") as ready:
-            batch = to_batch(rollout, reward=scored.reward, group=group)
-            batch = jax.device_get(learn.prepare(batch, decision))
-            shown = batch.select(slice(max(1, run.shown)))
-            if step == 0:
-                watched |= check(state, shown)
-            if run.recompute:
-                batch = batch.replace(old_logp=logp(state, batch))
-            train, metrics = _update(
-                run, learn, state["policy"], held, frozen, batch, decision, place
-            )
-            ready(train.step)
+            state, batch, metrics = train(state, batch, decision)
+            ready(state["policy"].step)
         end = time.perf_counter()
-        watched |= guards.update(step + 1, metrics["gradient/finite"] == 1.0, batch)
+        finite = metrics["gradient/finite"] == 1.0
+        watched |= guards.update(step + 1, finite, batch)
         tokens = int(np.sum(rollout.length))
-        metrics |= _rollout_metrics(rollout, scored) | watched
+        metrics |= rollouts.rollout_metrics(rollout, scored) | watched
         metrics |= throughput(tokens, end - start)
         mfu = throughput(tokens, end - begin, flops=train_flops(tokens, **size))
         metrics |= {k: v for k, v in mfu.items() if k == "speed/mfu"}
         metrics["speed/sampler_utilisation"] = sampler.stats.utilisation
-        state = state | {"policy": train}
         if run.controller is not None:
             state["controller"] = run.controller.update(state["controller"], metrics)
         with phases("show"):
-            said = _shown(run, samples, scored, shown, logp(state, shown))
-        return state, Report(
-            metrics,
-            samples=said[: run.shown],
-            errors=[*_failures(scored), *guards.take_errors()],
-        )
+            rows = rollouts.telling_rows(batch, run.shown)
+            logp = logp_of(current(state), frozen, batch.select(rows))
+            told = rollouts.told_rows(run, rows, samples, scored, rollout, batch, logp)
+        errors = [*rollouts.failures(scored), *guards.take_errors()]
+        return state, Report(metrics, samples=told, errors=errors)
 
     def evaluate(state: dict[str, Any], step: int) -> Report:
         asked = [task for task in run.held_out for _ in range(run.answers)]
-        rollout = sampler.sample(params(state), _requests(run, asked, 0))
-        samples = _samples(run, asked, rollout)
-        scored = _score(run.reward, samples)
+        rollout = sampler.sample(params(state), rollouts.requests_for(run, asked, 0))
+        samples = rollouts.samples_of(run, asked, rollout)
+        scored = rollouts.score_samples(run.reward, samples)
         correct = np.asarray(scored.parts[run.correct]).reshape(-1, run.answers)
         metrics = {"eval/pass@1": pass_at_k(correct, 1)}
         if run.answers > 1:
             metrics[f"eval/pass@{run.answers}"] = pass_at_k(correct, run.answers)
-        details = _rollout_metrics(rollout, scored)
+        details = rollouts.rollout_metrics(rollout, scored)
         metrics |= {f"eval/{k}": v for k, v in details.items()}
         metrics |= {f"eval/baseline_{k}": v for k, v in run.baselines.items()}
-        said = [
-            _said(samples[i], scored, i, i // run.answers)
-            for i in range(0, len(samples), run.answers)
+        first = range(0, len(samples), run.answers)[: run.shown]
+        told = [
+            rollouts.said(samples[i], scored, rollout, i, i // run.answers)
+            for i in first
         ]
-        return Report(metrics, samples=said[: run.shown], errors=_failures(scored))
+        return Report(metrics, samples=told, errors=rollouts.failures(scored))
 
     host: dict[str, HostState] = {"prompts": run.prompts, "guards": guards}
     return Program(state, iterate, evaluate, params, host)
@@ -301,38 +183,30 @@ def _sampler(run: Run) -> Sampler:
     )
 
 
-def _requests(run: Run, tasks: Sequence[Task], step: int) -> list[Request]:
-    # A seed names run, step and row: no two rows of a run share their noise.
-    start = (run.seed << 44) + (step << 20)
-    prompts: dict[int, Sequence[int]] = {}
-    return [
-        Request(
-            prompt=prompts.setdefault(id(task), run.encode(task)),
-            seed=(start + row) % 2**64,
-            stop_ids=run.tokenizer.stop_ids,
-            **run.sampling,
-        )
-        for row, task in enumerate(tasks)
-    ]
+def _place(run: Run, batch: Batch) -> Batch:
+    return batch if run.mesh is None else shard_rows(batch, run.mesh)
 
 
-def _samples(run: Run, tasks: Sequence[Task], rollout: Rollout) -> list[Sample]:
-    samples = []
-    for row, task in enumerate(tasks):
-        start, end = int(rollout.prompt_length[row]), int(rollout.length[row])
-        ids = np.asarray(rollout.tokens[row])
-        finish = int(rollout.finish[row])
-        samples.append(
-            Sample(
-                task=task,
-                text=run.tokenizer.decode(ids[start:end].tolist()),
-                prompt_ids=ids[:start].tolist(),
-                response_ids=ids[start:end].tolist(),
-                truncated=finish == Finish.LENGTH,
-                finished=finish in (Finish.STOP, Finish.TEXT, Finish.ENVIRONMENT),
-            )
-        )
-    return samples
+def _by_rows(
+    run: Run, score: Score, field: str
+) -> Callable[[Params, Mapping[str, Params], Batch], Any]:
+    """What a score says of a whole batch, f32[B, T], microbatch by microbatch."""
+    compute = jax.jit(lambda *arguments: getattr(score(*arguments), field))
+
+    def of(params: Params, frozen: Mapping[str, Params], batch: Batch) -> Any:
+        count = batch.mask.shape[0]
+        row = np.arange(count, dtype=np.int32)
+        numbered = batch.replace(extras={**batch.extras, "row": row})
+        out = np.zeros(batch.mask.shape, np.float32)
+        # On a mesh the rows of a microbatch must divide over the devices.
+        rows = run.rows if run.mesh is not None else min(run.rows, count)
+        for part in microbatches.split(numbered, rows=rows, share=run.share):
+            real = np.flatnonzero(part.mask.any(axis=1))
+            value = np.asarray(compute(params, frozen, _place(run, part)))[real]
+            out[part.extras["row"][real], : part.mask.shape[1]] = value
+        return out
+
+    return of
 
 
 def _decide(run: Run, state: dict[str, Any], step: int) -> Any:
@@ -342,99 +216,24 @@ def _decide(run: Run, state: dict[str, Any], step: int) -> Any:
     return run.controller.decide(state["controller"], {"step": step}, key)
 
 
-def _update(
+def _updates(
     run: Run,
+    count: int,
     learn: Learner,
     train: TrainState,
     held: Params,
     frozen: Mapping[str, Params],
     batch: Batch,
     decision: Any,
-    place: Callable[[Batch], Batch],
 ) -> tuple[TrainState, dict[str, float]]:
-    """`updates` optimiser steps, each on its share of the prompts."""
+    """`count` optimiser steps, each on its share of the prompts; metrics averaged."""
     group = np.asarray(batch.need("group"))
     names = np.unique(group)
     reports = []
-    for names_of_one in np.array_split(names, min(run.updates, len(names))):
-        part = batch.select(np.flatnonzero(np.isin(group, names_of_one)))
+    for share in np.array_split(names, min(count, len(names))):
+        part = batch.select(np.flatnonzero(np.isin(group, share)))
         parts = microbatches.split(part, rows=run.rows, share=run.share)
-        train, metrics = learn.update(
-            train, held, frozen, [place(p) for p in parts], decision
-        )
+        placed = [_place(run, p) for p in parts]
+        train, metrics = learn.update(train, held, frozen, placed, decision)
         reports.append(jax.device_get(metrics))
     return train, {k: float(np.mean([r[k] for r in reports])) for k in reports[0]}
-
-
-def _score(reward: RewardPool | Reward, samples: Sequence[Sample]) -> Scored:
-    if isinstance(reward, RewardPool):
-        return reward.score(samples)
-    return score_here(reward, samples)
-
-
-def _rollout_metrics(rollout: Rollout, scored: Scored) -> dict[str, float]:
-    mask = np.asarray(rollout.mask)
-    logp = np.asarray(rollout.behavior_logp)
-    metrics = {
-        "response/tokens": float(mask.sum(axis=1).mean()),
-        "response/truncated": float(np.mean(rollout.truncated)),
-        # -log p of what was drawn is the entropy in expectation, and costs nothing.
-        "entropy": float(-logp[mask].mean()) if mask.any() else float("nan"),
-    }
-    for name, values in {**scored.parts, "mean": scored.reward}.items():
-        known = np.asarray(values)[np.isfinite(values)]
-        metrics[f"reward/{name}"] = float(known.mean()) if len(known) else float("nan")
-    unscored = 1.0 - np.isfinite(scored.reward).mean()
-    return metrics | {"reward/unscored": float(unscored)}
-
-
-def _failures(scored: Scored) -> list[dict[str, Any]]:
-    """What could not be scored, as lines for the log: the counts and the first few."""
-    if not scored.failures:
-        return []
-    return [{"kind": "reward", "message": scored.report(), "counts": scored.counts}]
-
-
-def _said(sample: Sample, scored: Scored, row: int, group: int) -> dict[str, Any]:
-    task = sample.task
-    asked = task.prompt if isinstance(task.prompt, str) else task.prompt[-1]["content"]
-    return {
-        "prompt": asked,
-        "response": sample.text,
-        "answer": task.answer,
-        "reward": float(scored.reward[row]),
-        "parts": {name: float(values[row]) for name, values in scored.parts.items()},
-        "group": group,
-        "finish": "length" if sample.truncated else "stop",
-    }
-
-
-def _shown(
-    run: Run,
-    samples: Sequence[Sample],
-    scored: Scored,
-    batch: Batch,
-    logp: np.ndarray,
-) -> list[dict[str, Any]]:
-    """Rows with their tokens; `logp` is of the weights after the update."""
-    group, advantage = batch.need("group"), batch.need("advantage")
-    behavior_logp = batch.need("behavior_logp")
-    rows = []
-    for row in range(batch.mask.shape[0]):
-        sample = samples[row]
-        start = len(sample.prompt_ids)
-        tokens = [
-            {
-                "text": run.tokenizer.token_text(token),
-                "id": token,
-                "mask": bool(batch.mask[row, slot]),
-                "logp": float(logp[row, slot]),
-                "behavior_logp": float(behavior_logp[row, slot]),
-                "advantage": float(advantage[row, slot]),
-            }
-            for slot, token in enumerate(sample.response_ids, start)
-        ]
-        said = _said(sample, scored, row, int(group[row]))
-        prompt = run.tokenizer.decode(sample.prompt_ids, special=True)
-        rows.append(said | {"prompt": prompt, "tokens": tokens})
-    return rows

@@ -68,14 +68,24 @@ def shardings(tree: Params, mesh: Mesh, rules: Rules = DECODER_RULES) -> Any:
     """
 
     def place(path: Any, leaf: Any) -> NamedSharding:
-        name = path_name(path)
-        for pattern, spec in rules:
-            if re.search(pattern, name) and leaf.ndim >= len(spec):
-                _check(name, leaf.shape, spec, mesh.shape)
-                return NamedSharding(mesh, spec)
-        return NamedSharding(mesh, P())
+        return NamedSharding(mesh, _spec(path_name(path), leaf.shape, mesh, rules))
 
     return jax.tree_util.tree_map_with_path(place, tree)
+
+
+def placement(
+    mesh: Mesh, rules: Rules = DECODER_RULES
+) -> Callable[[str, tuple[int, ...]], NamedSharding]:
+    """For `models.load(sharding=...)`: where a parameter of this path and shape lives.
+
+    Raises:
+        ValueError: as `shardings`, when asked.
+    """
+
+    def place(name: str, shape: tuple[int, ...]) -> NamedSharding:
+        return NamedSharding(mesh, _spec(name, shape, mesh, rules))
+
+    return place
 
 
 def shard_params(tree: Params, mesh: Mesh, rules: Rules = DECODER_RULES) -> Params:
@@ -107,6 +117,14 @@ def constrain_like(
         return jax.lax.with_sharding_constraint(tree, shardings(tree, mesh, rules))
 
     return constrain
+
+
+def _spec(name: str, shape: Sequence[int], mesh: Mesh, rules: Rules) -> P:
+    for pattern, spec in rules:
+        if re.search(pattern, name) and len(shape) >= len(spec):
+            _check(name, shape, spec, mesh.shape)
+            return spec
+    return P()
 
 
 def _check(name: str, shape: Sequence[int], spec: P, mesh: Mapping[str, int]) -> None:

@@ -14,8 +14,8 @@ from rlpost.training import microbatches
 from rlpost.training.guards import Guards
 from rlpost.training.host_state import HostState
 from rlpost.training.loop import Evaluation, Report
-from rlpost.training.online import Program
 from rlpost.training.phases import Phases
+from rlpost.training.run import Program
 from rlpost.training.step import learner
 from rlpost.types import Batch, Objective, Params, Score
 

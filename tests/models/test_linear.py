@@ -3,8 +3,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from rlpost.models import linear as lib
-from rlpost.models.linear import LowRank, linear, linear_transposed, quantise, rows
+from rlpost.models.linear import (
+    LowRank,
+    Quantised,
+    dense,
+    linear,
+    linear_transposed,
+    quantise,
+    rows,
+    shape,
+)
 
 RNG = np.random.default_rng(0)
 W = RNG.normal(size=(12, 8)).astype(np.float32)
@@ -37,10 +45,10 @@ def matrix64(w):
     if isinstance(w, LowRank):
         a, b = (np.asarray(x, np.float64) for x in (w.a, w.b))
         return matrix64(w.base) + w.scale * a @ b
-    if not isinstance(w, lib.Quantised):
+    if not isinstance(w, Quantised):
         return np.asarray(w, np.float64)
     values, scale = np.asarray(w.values), np.asarray(w.scale, np.float64)
-    found = np.zeros(lib.shape(w))
+    found = np.zeros(shape(w))
     group = len(found) // len(scale)
     for i, j in np.ndindex(*found.shape):
         if w.bits == 8:
@@ -62,8 +70,8 @@ def test_products_equal_float64_ones(kind):
     )
     ids = jnp.array([[0, 11], [5, 4]])
     np.testing.assert_allclose(rows(w, ids, jnp.float32), exact[ids], atol=1e-5)
-    np.testing.assert_allclose(lib.dense(w), exact, atol=1e-5)
-    assert lib.shape(w) == (12, 8)
+    np.testing.assert_allclose(dense(w), exact, atol=1e-5)
+    assert shape(w) == (12, 8)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -72,8 +80,8 @@ def test_a_scan_takes_layers_off_any_matrix(kind):
     stacked = jax.tree.map(lambda x: jnp.stack([x, 2 * x]), w)
     _, found = jax.lax.scan(lambda _, w: (None, linear(X, w)), None, stacked)
     np.testing.assert_allclose(found[0], linear(X, w), rtol=1e-5, atol=1e-5)
-    assert lib.shape(stacked) == (2, 12, 8)
-    assert lib.dense(stacked).shape == (2, 12, 8)
+    assert shape(stacked) == (2, 12, 8)
+    assert dense(stacked).shape == (2, 12, 8)
 
 
 def test_quantising_by_hand():
@@ -93,7 +101,7 @@ def test_rounding_is_within_half_a_scale(bits, group):
     half = np.repeat(np.asarray(w.scale) / 2, 12 // len(w.scale), 0)
     assert np.all(np.abs(matrix64(w) - W) <= half * 1.0001)
     zero = quantise(jnp.zeros((4, 2)), bits)
-    assert not np.any(lib.dense(zero))
+    assert not np.any(dense(zero))
 
 
 def test_integers_are_what_is_kept():

@@ -59,7 +59,9 @@ def main() -> None:
             "fields": {
                 "tokenizer.ggml.model": "llama",
                 "tokenizer.ggml.tokens": tokens,
-                "tokenizer.ggml.scores": [library.get_score(i) for i in range(len(tokens))],
+                "tokenizer.ggml.scores": [
+                    library.get_score(i) for i in range(len(tokens))
+                ],
                 "tokenizer.ggml.token_type": [kind(i) for i in range(len(tokens))],
                 "tokenizer.ggml.add_space_prefix": prefix,
                 "tokenizer.ggml.bos_token_id": library.bos_id(),

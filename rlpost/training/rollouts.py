@@ -1,0 +1,166 @@
+"""From tasks to requests, from rollouts to samples, and what to tell of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rlpost.data.task import Task
+from rlpost.rewards.pool import RewardPool, Scored, score_here
+from rlpost.rewards.types import Reward, Sample
+from rlpost.sampling.requests import Request
+from rlpost.training.run import Run
+from rlpost.types import Batch, Finish, Rollout
+
+FINISH = {
+    Finish.STOP: "stop",
+    Finish.LENGTH: "length",
+    Finish.TEXT: "text",
+    Finish.ENVIRONMENT: "environment",
+    Finish.ERROR: "error",
+}
+
+
+def requests_for(run: Run, tasks: Sequence[Task], step: int) -> list[Request]:
+    """A request a task; a task that comes several times in a row is encoded once.
+
+    Args:
+        run: gives prompt ids, stop ids and the fields of `Request` in `run.sampling`.
+        tasks: what is asked, in order.
+        step: names the noise, with the run's seed and the row: no two rows of a run
+            share theirs, and equal steps draw alike.
+    """
+    start = (run.seed << 44) + (step << 20)
+    encoded = {key: run.encode(task) for key, task in {id(t): t for t in tasks}.items()}
+    return [
+        Request(
+            prompt=encoded[id(task)],
+            seed=(start + row) % 2**64,
+            stop_ids=run.tokenizer.stop_ids,
+            **run.sampling,
+        )
+        for row, task in enumerate(tasks)
+    ]
+
+
+def samples_of(run: Run, tasks: Sequence[Task], rollout: Rollout) -> list[Sample]:
+    """What a reward sees of each row of a rollout; `tasks` are what was asked."""
+    samples = []
+    for row, task in enumerate(tasks):
+        start, end = int(rollout.prompt_length[row]), int(rollout.length[row])
+        ids = np.asarray(rollout.tokens[row])
+        finish = int(rollout.finish[row])
+        samples.append(
+            Sample(
+                task=task,
+                text=run.tokenizer.decode(ids[start:end].tolist()),
+                prompt_ids=ids[:start].tolist(),
+                response_ids=ids[start:end].tolist(),
+                truncated=finish == Finish.LENGTH,
+                finished=finish in (Finish.STOP, Finish.TEXT, Finish.ENVIRONMENT),
+            )
+        )
+    return samples
+
+
+def score_samples(reward: RewardPool | Reward, samples: Sequence[Sample]) -> Scored:
+    """Rewards with their failures, by a pool or in this process."""
+    if isinstance(reward, RewardPool):
+        return reward.score(samples)
+    return score_here(reward, samples)
+
+
+def rollout_metrics(rollout: Rollout, scored: Scored) -> dict[str, float]:
+    """Numbers of a rollout: lengths, entropy in nats per token, rewards by part."""
+    mask = np.asarray(rollout.mask)
+    logp = np.asarray(rollout.behavior_logp)
+    metrics = {
+        "response/tokens": float(mask.sum(axis=1).mean()),
+        "response/truncated": float(np.mean(rollout.truncated)),
+        # -log p of what was drawn is the entropy in expectation, and costs nothing.
+        "entropy": float(-logp[mask].mean()) if mask.any() else float("nan"),
+    }
+    for name, values in {**scored.parts, "mean": scored.reward}.items():
+        known = np.asarray(values)[np.isfinite(values)]
+        metrics[f"reward/{name}"] = float(known.mean()) if len(known) else float("nan")
+    unscored = 1.0 - np.isfinite(scored.reward).mean()
+    return metrics | {"reward/unscored": float(unscored)}
+
+
+def failures(scored: Scored) -> list[dict[str, Any]]:
+    """What could not be scored, as lines for the log: the counts and the first few."""
+    if not scored.failures:
+        return []
+    return [{"kind": "reward", "message": scored.report(), "counts": scored.counts}]
+
+
+def said(
+    sample: Sample, scored: Scored, rollout: Rollout, row: int, group: int
+) -> dict[str, Any]:
+    """One answer for the log and the page."""
+    task = sample.task
+    asked = task.prompt if isinstance(task.prompt, str) else task.prompt[-1]["content"]
+    return {
+        "prompt": asked,
+        "response": sample.text,
+        "answer": task.answer,
+        "reward": float(scored.reward[row]),
+        "parts": {name: float(values[row]) for name, values in scored.parts.items()},
+        "group": group,
+        "finish": FINISH[int(rollout.finish[row])],
+    }
+
+
+def telling_rows(batch: Batch, count: int) -> np.ndarray:
+    """Indices of at most `count` rows to show, groups with a signal first.
+
+    Groups stay together; a group without an advantage, whose rewards were all equal,
+    shows nothing of what is learnt.
+    """
+    group = np.asarray(batch.need("group"))
+    signal = np.any(np.asarray(batch.need("advantage")) != 0, axis=1)
+    names = list(dict.fromkeys(group.tolist()))
+    names.sort(key=lambda name: not signal[group == name].any())  # stable
+    rows = [np.flatnonzero(group == name) for name in names]
+    return np.concatenate(rows)[:count]
+
+
+def told_rows(
+    run: Run,
+    rows: np.ndarray,
+    samples: Sequence[Sample],
+    scored: Scored,
+    rollout: Rollout,
+    batch: Batch,
+    logp: np.ndarray,
+) -> list[dict[str, Any]]:
+    """Rows of a batch with all that is known of their tokens.
+
+    Args:
+        run: decodes.
+        rows: which, indices [n].
+        samples, scored, rollout, batch: of the whole iteration.
+        logp: f32[n, T], of these rows at the weights after the update, nats.
+    """
+    group, advantage = batch.need("group"), batch.need("advantage")
+    behavior_logp = batch.need("behavior_logp")
+    told = []
+    for i, row in enumerate(rows.tolist()):
+        sample = samples[row]
+        tokens = [
+            {
+                "text": run.tokenizer.token_text(token),
+                "id": token,
+                "mask": bool(batch.mask[row, slot]),
+                "logp": float(logp[i, slot]),
+                "behavior_logp": float(behavior_logp[row, slot]),
+                "advantage": float(advantage[row, slot]),
+            }
+            for slot, token in enumerate(sample.response_ids, len(sample.prompt_ids))
+        ]
+        prompt = run.tokenizer.decode(sample.prompt_ids, special=True)
+        answer = said(sample, scored, rollout, row, int(group[row]))
+        told.append(answer | {"prompt": prompt, "tokens": tokens})
+    return told
