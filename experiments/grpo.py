@@ -38,7 +38,7 @@ from rlpost.methods.grpo import grpo
 from rlpost.methods.sft import sft
 from rlpost.models import DecoderSpec, decoder
 from rlpost.models.lora import PAIRS, add_lora
-from rlpost.report import write_page
+from rlpost.report import result_line, write_page
 from rlpost.sampling.chat import prompt_ids
 from rlpost.sampling.language_model import LanguageModel, load_language_model
 from rlpost.sampling.tokenizer import Tokenizer, characters
@@ -71,6 +71,7 @@ def character_model(config: Config) -> LanguageModel:
 
 def pretrained_model(config: Config) -> LanguageModel:
     """Weights and tokenizer from files, with adapters if a rank is given."""
+    print(f"loading {config.model.weights} ...", flush=True)
     mesh = mesh_of(config)
     model = load_language_model(
         config.model.weights,
@@ -281,7 +282,8 @@ def train(
         phases=phases,
         profile=profile,
     )
-    print(f"page: {write_page(workdir.path)}", flush=True)
+    print(f"page: {write_page(workdir.path)}")
+    print(result_line(workdir.path), flush=True)
     return program, state
 
 

@@ -19,6 +19,6 @@ Any of them may be missing or end in half a line, as a killed run leaves them: t
 then says so. It asks the network for nothing and runs no script but its own.
 """
 
-from rlpost.report.page import write_page
+from rlpost.report.page import result_line, write_page
 
-__all__ = ["write_page"]
+__all__ = ["result_line", "write_page"]

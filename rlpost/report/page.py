@@ -108,6 +108,18 @@ def headline(metrics: Mapping[str, list[dict[str, Any]]]) -> dict[str, Any] | No
     }
 
 
+def result_line(folder: str | os.PathLike[str]) -> str:
+    """The headline of a run folder in one line, for a terminal; "" without a result."""
+    line = headline(read_run(Path(folder)).metrics)
+    if line is None:
+        return ""
+    beside = ", ".join(f"{k} {v:.3f}" for k, v in line["baselines"].items())
+    return (
+        f"{line['name']}: {line['before']:.3f} before, {line['after']:.3f} after "
+        f"{line['last'] - line['first']} updates" + (f" ({beside})" if beside else "")
+    )
+
+
 def _headline(run: Run) -> str:
     line = headline(run.metrics)
     if line is None:

@@ -71,12 +71,11 @@ class Progress:
         self._shown = -math.inf
         self._sampled = -math.inf
         self._samples = 0
-        self._from = (0, time.monotonic())
+        self._from: tuple[int, float] | None = None
 
     @_never_raises
     def start(self, step: int) -> None:
         """Begin, `step` updates being done already."""
-        self._from = (step, time.monotonic())
         if self._live:
             self._bar = _bar(self._stream)
             self._bar.start()
@@ -87,6 +86,8 @@ class Progress:
     def train(self, line: Mapping[str, Any]) -> None:
         """Show a line of training metrics, as `RunLog.write` returns it."""
         step, now = line["step"], time.monotonic()
+        if self._from is None:  # the first update compiles: it tells nothing of speed
+            self._from = (step, now)
         done = f"{step}/{self._steps}"
         if self._bar is not None:
             text = "  ".join([done, self._left(step), summary(line)])
@@ -131,7 +132,7 @@ class Progress:
             print(text, file=self._stream, flush=True)
 
     def _left(self, step: int) -> str:
-        begin, since = self._from
+        begin, since = self._from or (step, 0.0)
         if step <= begin or step >= self._steps:
             return ""
         each = (time.monotonic() - since) / (step - begin)
@@ -173,7 +174,10 @@ def _one_line(sample: Mapping[str, Any]) -> str:
         value = " ".join(value.split())
         return value if len(value) <= 100 else value[:60] + " ... " + value[-35:]
 
-    told = [f"{key}: {text(sample[key])}" for key in SAMPLE if key in sample]
+    known = [key for key in SAMPLE if key in sample]
+    if "question" in known:  # says it in short
+        known = [key for key in known if key != "prompt"]
+    told = [f"{key}: {text(sample[key])}" for key in known]
     return " | ".join(told or [f"{k}: {text(v)}" for k, v in list(sample.items())[:4]])
 
 

@@ -104,6 +104,7 @@ def said(
     asked = task.prompt if isinstance(task.prompt, str) else task.prompt[-1]["content"]
     return {
         "prompt": asked,
+        "question": asked,
         "response": sample.text,
         "answer": task.answer,
         "reward": float(scored.reward[row]),

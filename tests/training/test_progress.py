@@ -37,10 +37,31 @@ def test_a_log_gets_plain_lines_and_few_of_them():
     lines = stream.getvalue().splitlines()
     assert len(lines) == 4  # the first, the evaluation, the last, the note
     assert lines[0].startswith("update 1/100  reward 0.5  loss 0.123  tok/s 12346")
-    assert lines[0].endswith("left")
+    assert "left" not in lines[0]  # the first update compiles and tells no speed
     assert lines[1] == "eval after update 4:  pass@1 0.25  kl nan"
     assert lines[2].startswith("update 100/100")
     assert "\x1b" not in stream.getvalue()
+
+
+def test_time_left_is_that_of_the_updates_after_the_first(monkeypatch):
+    # The first update takes 100 s, the others 2 s: after 3 of 10, 7 * 2 s are left.
+    clock = iter([0.0, 100.0, 102.0, 102.0, 104.0, 104.0])
+    stream = io.StringIO()
+    progress = Progress(10, stream=stream, seconds=0.0)
+    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    progress.start(0)
+    next(clock)
+    for step in (1, 2, 3):
+        progress.train(LINE | {"step": step})
+    assert stream.getvalue().splitlines()[-1].endswith("14 s left")
+
+
+def test_a_question_is_told_in_place_of_its_whole_prompt():
+    stream = io.StringIO()
+    Progress(9, stream=stream).sample(SAMPLE | {"question": "3 + 4?"})
+    assert stream.getvalue() == (
+        "  question: 3 + 4? | response: 7 [bold] | reward: 1\n"
+    )
 
 
 def test_samples_come_at_once_and_then_seldom():

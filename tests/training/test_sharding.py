@@ -51,3 +51,29 @@ def test_mesh_sizes(devices):
         make_mesh(data=3, fsdp=2, devices=devices)
     with pytest.raises(ValueError, match="at most one"):
         make_mesh(data=-1, fsdp=-1, devices=devices)
+
+
+def test_qwen3_8b_is_split_over_all_chips_of_a_pod():
+    # Sizes of Qwen3-8B's config.json; shapes alone, no memory is used.
+    spec = DecoderSpec(
+        vocab=151936,
+        width=4096,
+        depth=36,
+        heads=32,
+        kv_heads=8,
+        head_size=128,
+        ff=12288,
+        tied=False,
+        qk_norm=True,
+    )
+    pod = jax.sharding.AbstractMesh((1, 64, 1), ("data", "fsdp", "tensor"))
+    shapes = jax.eval_shape(decoder(spec).init, jax.random.key(0))
+    placed = shardings(shapes, pod)
+    count = 0
+    for leaf, sharding in zip(
+        jax.tree.leaves(shapes), jax.tree.leaves(placed), strict=True
+    ):
+        count += leaf.size
+        if leaf.size > 10**6:  # all but the norms
+            assert sharding.shard_shape(leaf.shape) != leaf.shape
+    assert count == 8_190_735_360  # the published count of parameters
