@@ -71,7 +71,6 @@ def character_model(config: Config) -> LanguageModel:
 
 def pretrained_model(config: Config) -> LanguageModel:
     """Weights and tokenizer from files, with adapters if a rank is given."""
-    print(f"loading {config.model.weights} ...", flush=True)
     mesh = mesh_of(config)
     model = load_language_model(
         config.model.weights,
@@ -245,10 +244,7 @@ def taught(config: Config, workdir: Workdir) -> LanguageModel:
 
 
 def train(
-    config: Config,
-    workdir: Workdir,
-    build: Callable[[Config], Run] = build,
-    name: str = "grpo",
+    config: Config, workdir: Workdir, build: Callable[[Config], Run], name: str
 ) -> tuple[Program, Any]:
     """Run to the end, or go on from where the folder stands; the page last.
 
@@ -258,6 +254,7 @@ def train(
         name: of the experiment and its method, for the folder.
     """
     phases = Phases()
+    print("building the run ...", flush=True)  # weights take a while to load
     run = build(config)  # what makes no sense is said before the lessons
     if "pretrain" in config:
         params = taught(config, workdir).params
@@ -287,9 +284,12 @@ def train(
     return program, state
 
 
-def restored(
-    config: Config, folder: Path, build: Callable[..., Run] = build
-) -> LanguageModel:
+def restored(config: Config, folder: Path) -> LanguageModel:
+    """The policy of a run of this experiment, for `rlpost sample` and `export`."""
+    return newest(config, folder, build)
+
+
+def newest(config: Config, folder: Path, build: Callable[..., Run]) -> LanguageModel:
     """The policy of a run at its newest checkpoint, to sample from or to export.
 
     Args:
@@ -319,7 +319,7 @@ def _some(source: Source, count: int) -> list[Task]:
 
 
 def _entry(config: Config, workdir: Workdir) -> None:
-    train(config, workdir)
+    train(config, workdir, build, "grpo")
 
 
 main = command(_entry, __doc__, default="configs/grpo.py:small")

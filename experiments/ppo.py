@@ -48,8 +48,8 @@ def build(config: Config, model: LanguageModel | None = None) -> Run:
 
 
 def restored(config: Config, folder: Path) -> LanguageModel:
-    """The policy of a run at its newest checkpoint; see `experiments.grpo.restored`."""
-    return grpo.restored(config, folder, build)
+    """The policy of a run of this experiment, for `rlpost sample` and `export`."""
+    return grpo.newest(config, folder, build)
 
 
 def _entry(config: Config, workdir: Workdir) -> None:

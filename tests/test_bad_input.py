@@ -76,7 +76,7 @@ def lines(path):
 @pytest.mark.parametrize(
     "change, said",
     [
-        ("--config.stepss=3", "config has no 'stepss'; did you mean steps?"),
+        ("--config.stepss=3", "config has no 'stepss'; did you mean steps"),
         ("--config.model.witdh=3", "config.model has no 'witdh'; did you mean width?"),
         ("--config.steps=many", "steps"),
         ("--config.group_size=1", "config.group_size=1: an answer is judged by the"),
@@ -260,7 +260,7 @@ def test_rewards_that_are_equal_for_the_whole_run(command, tmp_path, monkeypatch
 @pytest.mark.slow
 def test_a_group_size_that_fits_nothing_trains_all_the_same(command, tmp_path):
     # The 12 rows of 4 groups in microbatches of 5, 5 and 2: as in one of 12.
-    short = ("--config.steps=2", "--config.pretrain.steps=60")
+    short = ("--config.steps=2", "--config.pretrain.steps=120")
     code, _ = command("--config.group_size=3", "--config.rows=5", *short)
     assert code == 0
     ragged = list(read(tmp_path / "run/metrics.jsonl"))
