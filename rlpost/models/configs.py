@@ -1,6 +1,6 @@
-"""What files say of a model, as a `DecoderSpec`, and back.
+"""What a config.json says of a model, as a `DecoderSpec`, and back.
 
-What a file says and the decoder cannot honour is an error that names the key.
+What it says and the decoder cannot honour is an error that names the key.
 """
 
 from __future__ import annotations
@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import numpy as np
-
 from rlpost.models.attention import Divided, Llama3Scaling
 from rlpost.models.decoder import DecoderSpec
-from rlpost.models.families import FAMILIES, NAMES, Family, family_of
+from rlpost.models.families import FAMILIES, Family, family_of
 
 Config = Mapping[str, Any]
 
@@ -61,34 +59,31 @@ def spec_of_config(
     Raises:
         ValueError: naming the key that is missing, unknown, or beyond us.
     """
-    read = _Reader(config, source, {*INERT, *ignore})
+    read = _Reader(config, source, ignore)
     family = family_of(read.need("model_type"), source)
     read.must("hidden_act", "silu")
     for key in ("attention_bias", "mlp_bias"):
         read.must(key, False)
     read.must("partial_rotary_factor", 1.0)
-    heads, width = read.need("num_attention_heads"), read.need("hidden_size")
-    depth = read.need("num_hidden_layers")
-    # transformers 5 writes rope_parameters, earlier ones rope_theta and rope_scaling.
-    rope = read.get("rope_parameters") or {}
-    scaling = read.get("rope_scaling") or rope
-    base = read.get("rope_theta")
-    if base is None:
-        base = rope.get("rope_theta", 10000.0)
+    read.must("is_causal", True)
+    heads, width = read.size("num_attention_heads"), read.size("hidden_size")
+    depth = read.size("num_hidden_layers")
+    base, scaling = _rotation(read)
+    eps = read.get("rms_norm_eps")
     spec = DecoderSpec(
-        vocab=read.need("vocab_size"),
+        vocab=read.size("vocab_size"),
         width=width,
         depth=depth,
         heads=heads,
         kv_heads=read.get("num_key_value_heads") or heads,
         head_size=read.get("head_dim") or family.head_size or width // heads,
-        ff=read.need("intermediate_size"),
+        ff=read.size("intermediate_size"),
         tied=bool(read.get("tie_word_embeddings")),
         qkv_bias=family.qkv_bias,
         qk_norm=family.qk_norm,
-        eps=read.get("rms_norm_eps") or 1e-6,
-        rope_base=float(base),
-        rope_scaling=_scaling(scaling, source),
+        eps=1e-6 if eps is None else eps,
+        rope_base=base,
+        rope_scaling=scaling,
         window=_window(read, family, depth),
         context=config.get("max_position_embeddings") or 0,
     )
@@ -155,6 +150,8 @@ def config_of_spec(spec: DecoderSpec) -> dict[str, Any]:
         config |= {
             "use_sliding_window": True,
             "sliding_window": sizes.pop(),
+            # Read where layer_types is not known yet: the first layers that see all.
+            "max_window_layers": [*map(bool, spec.windows)].index(True),
             "layer_types": [
                 "sliding_attention" if size else "full_attention"
                 for size in spec.windows
@@ -163,68 +160,12 @@ def config_of_spec(spec: DecoderSpec) -> dict[str, Any]:
     return config
 
 
-def spec_of_gguf(
-    fields: Config, shapes: Mapping[str, tuple[int, ...]], factors: Any, source: str
-) -> DecoderSpec:
-    """The decoder that the metadata of a GGUF file describes.
-
-    Args:
-        fields: its metadata.
-        shapes: {name: shape} of its tensors.
-        factors: the tensor `rope_freqs.weight`, or None.
-        source: its path, for errors.
-
-    Raises:
-        ValueError: naming the key that is missing or beyond us.
-    """
-    family = family_of(fields.get("general.architecture"), source)
-
-    def get(key: str, default: Any = None) -> Any:
-        value = fields.get(f"{family.model_type}.{key}", default)
-        if value is None:
-            raise ValueError(f"{source}: no field {family.model_type}.{key!s}")
-        return value
-
-    heads, width = get("attention.head_count"), get("embedding_length")
-    size = get("attention.key_length", width // heads)
-    for key, right in (
-        ("expert_count", 0),
-        ("attention.sliding_window", 0),
-        ("rope.scaling.type", "none"),
-        ("rope.dimension_count", size),
-        ("attention.value_length", size),
-    ):
-        if get(key, right) != right:
-            raise ValueError(
-                f"{source}: {family.model_type}.{key} is {get(key)!r}, we can only "
-                f"read files where it is {right!r}"
-            )
-    if NAMES["embed"][1] not in shapes:
-        raise ValueError(f"{source}: no tensor {NAMES['embed'][1]!r}")
-    return DecoderSpec(
-        vocab=shapes[NAMES["embed"][1]][0],
-        width=width,
-        depth=get("block_count"),
-        heads=heads,
-        kv_heads=get("attention.head_count_kv", heads),
-        head_size=size,
-        ff=get("feed_forward_length"),
-        tied=NAMES["head"][1] not in shapes,
-        qkv_bias=family.qkv_bias,
-        qk_norm=family.qk_norm,
-        # Kept as float32 in the file: 9.99999974e-06 is meant to be 1e-5.
-        eps=float(str(np.float32(get("attention.layer_norm_rms_epsilon")))),
-        rope_base=float(get("rope.freq_base", 10000.0)),
-        rope_scaling=None if factors is None else Divided(tuple(map(float, factors))),
-        context=get("context_length", 0),
-    )
-
-
 class _Reader:
     """Reads the keys of a configuration, and minds those that nobody read."""
 
-    def __init__(self, config: Config, source: str, known: set[str]) -> None:
-        self.config, self.source, self.known = config, source, known
+    def __init__(self, config: Config, source: str, ignore: Collection[str]) -> None:
+        self.config, self.source, self.ignore = config, source, ignore
+        self.known = {*INERT, *ignore}
 
     def get(self, key: str) -> Any:
         self.known.add(key)
@@ -234,6 +175,15 @@ class _Reader:
         value = self.get(key)
         if value is None:
             raise ValueError(f"{self.source}: no key {key!r}")
+        return value
+
+    def size(self, key: str) -> int:
+        value = self.need(key)
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(
+                f"{self.source}: {key} must be a whole number of at least 1, it is "
+                f"{value!r}"
+            )
         return value
 
     def must(self, key: str, right: Any) -> None:
@@ -254,23 +204,60 @@ class _Reader:
                 )
 
 
-def _scaling(rope: Config, source: str) -> Llama3Scaling | None:
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind == "default":
-        return None
-    if kind != "llama3":
+# What the parts of a rotary setting are called, beside the type of scaling.
+LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor")
+CONTEXT = "original_max_position_embeddings"
+
+
+def _rotation(read: _Reader) -> tuple[float, Llama3Scaling | None]:
+    """Base and scaling of the rotary positions."""
+    # transformers 5 writes rope_parameters, earlier ones rope_theta and rope_scaling.
+    settings = {key: read.get(key) or {} for key in ("rope_parameters", "rope_scaling")}
+    kinds = {}
+    for key, rope in settings.items():
+        where = f"{read.source}: {key}"
+        if not isinstance(rope, Mapping):
+            raise ValueError(f"{where} must be an object, it is {rope!r}")
+        kind = rope.get("rope_type") or rope.get("type") or "default"
+        if kind not in ("default", "llama3"):
+            raise ValueError(
+                f"{where} of type {kind!r} is not supported, only 'llama3'"
+            )
+        known = {"rope_type", "type", "rope_theta", CONTEXT, *read.ignore}
+        known |= set(LLAMA3) if kind == "llama3" else set()
+        for name, value in rope.items():
+            # One setting for each kind of layer would be here too.
+            right = 1.0 if name == "partial_rotary_factor" else None
+            if name not in known and value not in (None, right):
+                raise ValueError(
+                    f"{where} has the key {name!r} ({value!r}), which type {kind!r} "
+                    "does not have here: if it does not change the network, pass "
+                    "ignore=[...] with its name"
+                )
+        if kind == "llama3":
+            kinds[key] = _llama3(rope, where)
+    bases = {
+        float(value)
+        for value in (
+            read.get("rope_theta"),
+            *(rope.get("rope_theta") for rope in settings.values()),
+        )
+        if value is not None
+    }
+    if len(bases) > 1 or len(set(kinds.values())) > 1:
         raise ValueError(
-            f"{source}: rope_scaling of type {kind!r} is not supported, only 'llama3'"
+            f"{read.source}: rope_theta, rope_parameters and rope_scaling contradict "
+            f"each other: bases {sorted(bases)}, scalings {list(kinds.values())}"
         )
+    return (*bases, 10000.0)[0], next(iter(kinds.values()), None)
+
+
+def _llama3(rope: Config, where: str) -> Llama3Scaling:
     try:
-        return Llama3Scaling(
-            factor=float(rope["factor"]),
-            low=float(rope["low_freq_factor"]),
-            high=float(rope["high_freq_factor"]),
-            context=int(rope["original_max_position_embeddings"]),
-        )
+        factor, low, high = (float(rope[name]) for name in LLAMA3)
+        return Llama3Scaling(factor, low, high, context=int(rope[CONTEXT]))
     except KeyError as error:
-        raise ValueError(f"{source}: rope_scaling has no key {error}") from None
+        raise ValueError(f"{where} has no key {error}") from None
 
 
 def _window(read: _Reader, family: Family, depth: int) -> int | tuple[int, ...]:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from rlpost.models import configs, families
+from rlpost.models import configs, families, gguf_config
 from rlpost.models.decoder import DecoderSpec
 from rlpost.models.families import Tensor
 from rlpost.models.gguf import GgufTensors
@@ -59,7 +59,8 @@ def load(
         dtype: of the parameters.
         sharding: where each parameter lives; each process then reads only its part.
             None means the default device.
-        ignore: keys of config.json to let pass although rlpost does not know them.
+        ignore: keys of config.json, or fields of a GGUF file, to let pass although
+            rlpost does not know them.
 
     Returns:
         Spec, parameters and configuration.
@@ -81,7 +82,9 @@ def load(
     else:
         source = Gguf(path)
         config = source.file.fields
-        spec = configs.spec_of_gguf(config, source.shapes, source.factors(), str(path))
+        spec = gguf_config.spec_of_gguf(
+            config, source.shapes, source.factors(), str(path), ignore
+        )
     return Pretrained(spec, read_params(spec, source, dtype, sharding), config)
 
 
@@ -148,7 +151,9 @@ class Safetensors:
                     f"{folder / file}: no tensor {tensor!r}, though {index} lists it"
                 )
 
-    def reader(self, tensors: list[Tensor]) -> Callable[[int, Any], np.ndarray]:
+    def reader(
+        self, tensors: list[Tensor], spec: DecoderSpec
+    ) -> Callable[[int, Any], np.ndarray]:
         """(which of the tensors, index) -> that part of it."""
 
         def read(layer: int, index: Any) -> np.ndarray:
@@ -168,29 +173,27 @@ class Gguf:
         self.file = GgufTensors(path)
         self.shapes = self.file.shapes
         self.where = dict.fromkeys(self.shapes, str(path))
-        arch = self.file.fields.get("general.architecture")
-        self._heads = {
-            f"attn_{name}.{kind}": self.file.fields.get(f"{arch}.attention.{key}")
-            for name, key in (("q", "head_count"), ("k", "head_count_kv"))
-            for kind in ("weight", "bias")
-        }
 
     def factors(self) -> np.ndarray | None:
         """Divisors of the rotary frequencies, if the file has any."""
         name = "rope_freqs.weight"
         return self.file.read(name) if name in self.shapes else None
 
-    def reader(self, tensors: list[Tensor]) -> Callable[[int, Any], np.ndarray]:
+    def reader(
+        self, tensors: list[Tensor], spec: DecoderSpec
+    ) -> Callable[[int, Any], np.ndarray]:
         """(which of the tensors, index) -> that part of it."""
+
+        rotated = {}
+        if families.is_interleaved(self.file.fields):
+            rotated = {"attn_q": spec.heads, "attn_k": spec.kv_heads}
 
         @functools.cache  # a tensor is dequantised once, for however many devices
         def whole(layer: int) -> np.ndarray:
             name = tensors[layer].name
             array = self.file.read(name)
-            heads = self._heads.get(name.split(".", 2)[-1])
-            if heads and families.is_interleaved(self.file.fields):
-                array = _halves(array, heads)
-            return array
+            count = rotated.get(name.split(".")[-2])
+            return _halves(array, count) if count else array
 
         return lambda layer, index: whole(layer)[index]
 
@@ -217,7 +220,7 @@ def read_params(
         if stacked:
             shape = (len(tensors), *shape)
         fetch = functools.partial(
-            _part, source.reader(tensors), tensors, stacked, np.dtype(dtype)
+            _part, source.reader(tensors, spec), tensors, stacked, np.dtype(dtype)
         )
         *parents, last = path.split("/")
         node = params

@@ -273,6 +273,16 @@ def test_gguf_rotary_factors(tmp_path):
     np.testing.assert_allclose(Divided((1.0, 4.0))(jnp.ones(2)), [1.0, 0.25])
 
 
+def test_gguf_without_a_count_of_key_heads(tmp_path, monkeypatch):
+    # It may be left out where it is that of the queries; k is interleaved all the same.
+    monkeypatch.setattr(gguf.GGUFWriter, "add_head_count_kv", lambda *_: None)
+    spec = dataclasses.replace(WIDE, kv_heads=4)
+    params = params_of(spec)
+    model = load(write_gguf(tmp_path / "m.gguf", "llama", spec, params))
+    assert model.spec == spec
+    same(model.params, params)
+
+
 # What must be refused, by name --------------------------------------------------------
 
 
@@ -297,6 +307,18 @@ def edit(folder, **changes):
         ({"attention_bias": True}, "attention_bias is True"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn'"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "no key 'factor'"),
+        ({"rope_scaling": {"factor": 8.0}}, "the key 'factor'"),
+        (
+            {"rope_parameters": {"full_attention": {"rope_theta": 5e5}}},
+            "rope_parameters has the key 'full_attention'",
+        ),
+        (
+            {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+            "rope_parameters has the key 'partial_rotary_factor'",
+        ),
+        ({"rope_theta": 3.0}, r"contradict each other: bases \[3\.0, 10000\.0\]"),
+        ({"is_causal": False}, "is_causal is False"),
+        ({"num_attention_heads": "4"}, "num_attention_heads must be a whole number"),
         ({"attention_sink": 4}, r"unknown key 'attention_sink' \(4\)"),
         ({"quantization_config": {"bits": 4}}, "unknown key 'quantization_config'"),
         ({"layer_types": ["sliding_attention"] * 2}, "layer_types must give"),
@@ -394,6 +416,24 @@ def test_gguf_files_that_are_refused(tmp_path):
     write_gguf(path, "llama", WIDE, params, extra=[yarn])
     with pytest.raises(ValueError, match=r"rope\.scaling\.type is 'yarn'"):
         load(path)
+
+    for add, message in (
+        # Without a type of scaling, llama.cpp takes a factor for linear scaling.
+        (("add_rope_scaling_factor", 4.0), r"rope\.scaling\.factor is 4\.0"),
+        (("add_causal_attention", False), r"attention\.causal is False"),
+        (("add_logit_scale", 0.5), r"unknown field 'llama\.logit_scale' \(0\.5\)"),
+        (("add_array", "llama.rope.freq_base_swa", [1.0]), "unknown field"),
+    ):
+        write_gguf(path, "llama", WIDE, params, extra=[add])
+        with pytest.raises(ValueError, match=message):
+            load(path)
+    assert load(path, ignore=["rope.freq_base_swa"]).spec == WIDE
+
+    def few(tensors):
+        tensors["rope_freqs.weight"] = np.ones(3, np.float32)
+
+    with pytest.raises(ValueError, match=r"'rope_freqs.* \[4\] by .*, it has \[3\]"):
+        load(write_gguf(path, "llama", WIDE, params, change=few))
 
     def drop(tensors):
         del tensors["blk.1.ffn_up.weight"]
