@@ -99,7 +99,7 @@ def _task(line: str, where: str, prompt_key: str, answer_key: str | None) -> Tas
             f'{{"role": ..., "content": ...}}, got {prompt!r:.80}'
         )
     answer = None if answer_key is None else values.pop(answer_key, None)
-    if not isinstance(answer, str | int | float | None):
+    if not isinstance(answer, str | int | float | None) or isinstance(answer, bool):
         raise ValueError(f"{where}: the answer must be text or a number")
     return Task(
         prompt=prompt,

@@ -9,6 +9,9 @@ from typing import Any
 
 import numpy as np
 
+# Logits are off by 1e-7 of their size, log-probs by that over the temperature.
+COLDEST = 1e-3
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
@@ -22,7 +25,8 @@ class Request:
             the neighbours and the slot. (Logits may differ in the last bit between
             batches of other shapes; a draw on the edge between two ids then may too.)
         temperature: divides the logits; 0 takes the likeliest id, which is then certain
-            (log-prob 0), and such a row cannot be trained on.
+            (log-prob 0), and such a row cannot be trained on. Else at least 0.001, below
+            which float32 cannot hold the law.
         top_k: only the k likeliest ids; 0 means all.
         top_p: only the likeliest ids until their mass reaches it; 1 means all.
         min_p: only ids at least this times as likely as the likeliest; 0 means all.
@@ -106,6 +110,11 @@ def _check(
         value = getattr(request, key)
         if not isinstance(value, int | np.integer):
             raise ValueError(f"{name}: {key} must be a whole number, got {value!r}")
+    if 0 < request.temperature < COLDEST:
+        raise ValueError(
+            f"{name}: temperature must be 0 (the likeliest id) or at least {COLDEST}, "
+            f"got {request.temperature}"
+        )
     if request.top_p == 0:
         raise ValueError(f"{name}: top_p must be in (0, 1], got {request.top_p}")
     if isinstance(request.stop_texts, str) or not all(request.stop_texts):

@@ -40,6 +40,7 @@ def test_other_keys(tmp_path):
         ('{"prompt": ""}', "must be text that is not empty"),
         ('{"prompt": [{"content": "x"}]}', "must be text"),
         ('{"prompt": "q", "answer": [1]}', "the answer must be"),
+        ('{"prompt": "q", "answer": true}', "the answer must be"),
         (b'{"prompt": "\xff"}', "not UTF-8"),
     ],
 )

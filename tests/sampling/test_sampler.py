@@ -343,6 +343,7 @@ GOOD = Request(prompt=[1, 2], max_new_tokens=3)
         ({"prompt": [[1]]}, r"shape \[1, 1\]"),
         ({"temperature": -0.1}, r"temperature must be in \[0.0, .*got -0.1"),
         ({"temperature": float("nan")}, "temperature must be in"),
+        ({"temperature": 1e-39}, r"must be 0 .* or at least 0.001, got 1e-39"),
         ({"top_p": 0.0}, r"top_p must be in \(0, 1\], got 0.0"),
         ({"top_p": 1.1}, r"top_p must be in \[0.0, 1.0\], got 1.1"),
         ({"min_p": 1.5}, "min_p"),
