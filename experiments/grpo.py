@@ -39,6 +39,7 @@ from rlpost.methods.sft import sft
 from rlpost.models import DecoderSpec, decoder
 from rlpost.models.lora import PAIRS, add_lora
 from rlpost.report import result_line, write_page
+from rlpost.rewards.pool import RewardPool
 from rlpost.sampling.chat import prompt_ids
 from rlpost.sampling.language_model import LanguageModel, load_language_model
 from rlpost.sampling.tokenizer import Tokenizer, characters
@@ -55,9 +56,6 @@ from rlpost.training.sharding import make_mesh, placement
 from rlpost.training.supervised import supervised
 from rlpost.training.workdir import Workdir
 from rlpost.types import Objective
-
-# Right is who ends by himself with the answer as the last number.
-ENDED_NUMBER = rewards.gate(rewards.finished, rewards.number_match)
 
 
 def character_model(config: Config) -> LanguageModel:
@@ -188,7 +186,7 @@ def build(
         encode=encode,
         prompts=Prompts(train, batch_size=config.prompts, seed=config.seed),
         held_out=held_out,
-        reward=ENDED_NUMBER if from_files else rewards.exact_match,
+        reward=rewards.final_number if from_files else rewards.exact_match,
         correct="reward" if from_files else "exact",
         baselines={"constant": constant[1]},
         group_size=config.group_size,
@@ -259,6 +257,11 @@ def train(
     if "pretrain" in config:
         params = taught(config, workdir).params
         run = dataclasses.replace(run, params=lambda: params)
+    workers, limit = config.reward_workers, config.reward_limit
+    if workers:
+        run = dataclasses.replace(
+            run, reward=RewardPool(run.reward, workers=workers, limit=limit)
+        )
     program = online(run, phases, Guards(workdir.dumps))
     every = loop.Every(
         evaluate=config.evaluation.every or config.steps, save=config.save_every

@@ -1,7 +1,12 @@
 """Rewards: `(samples) -> {part: f32[B]}`, where nan marks what could not be scored."""
 
 from rlpost.rewards.combine import gate, weighted
-from rlpost.rewards.match import exact_match, last_number, number_match
+from rlpost.rewards.match import (
+    exact_match,
+    final_number,
+    last_number,
+    number_match,
+)
 from rlpost.rewards.pool import Failure, RewardError, RewardPool, Scored, score_here
 from rlpost.rewards.shape import finished, format_match, overlong
 from rlpost.rewards.types import Parts, Reward, Sample, each, reward_of
@@ -17,6 +22,7 @@ __all__ = [
     "Scored",
     "each",
     "exact_match",
+    "final_number",
     "finished",
     "format_match",
     "gate",

@@ -6,6 +6,8 @@ import re
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 
+from rlpost.rewards.combine import gate
+from rlpost.rewards.shape import finished
 from rlpost.rewards.types import Parts, Sample, each
 
 # 1,234.5 and -7 and .5 and 3e8, not the 4 of "x4" nor the sign of "3-4"; exponents of
@@ -69,6 +71,19 @@ def number_match(samples: Sequence[Sample], *, tolerance: float = 0.0) -> Parts:
         return float(abs(found - wanted) <= Decimal(tolerance))
 
     return each("number", samples, score)
+
+
+def final_number(samples: Sequence[Sample]) -> Parts:
+    """1 where the response ended by itself and its last number is the answer's.
+
+    Returns:
+        {"reward", "gate", "number"}: f32[B], see `gate`; "number" only of those that
+        ended.
+
+    Raises:
+        ValueError: if a task's answer has no number.
+    """
+    return dict(gate(finished, number_match)(samples))
 
 
 def last_number(text: str) -> Decimal | None:

@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlpost.data import Task
-from rlpost.rewards import Sample, exact_match, last_number, number_match, reward_of
+from rlpost.rewards import (
+    Sample,
+    exact_match,
+    final_number,
+    last_number,
+    number_match,
+    reward_of,
+)
 
 
 def samples(answer, *texts):
@@ -94,3 +101,15 @@ def test_a_sample_survives_json():
     assert back.text == "é"
     assert list(back.response_ids) == [1, 2]
     assert back.truncated is True
+
+
+def test_final_number_asks_for_an_end_too():
+    task = Task("2+2=", "4")
+    samples = [
+        Sample(task=task, text="it is 4"),
+        Sample(task=task, text="it is 4", finished=False),
+        Sample(task=task, text="4 or 5"),
+    ]
+    parts = final_number(samples)
+    np.testing.assert_array_equal(parts["reward"], [1, 0, 0])
+    np.testing.assert_array_equal(parts["gate"], [1, 0, 1])
