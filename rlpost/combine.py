@@ -33,6 +33,7 @@ def combine(*parts: tuple[Any, Objective]) -> Objective:
         kept = dict(batch.extras)
         for index, part in enumerate(prepared):
             mask = mask | part.mask  # what any part reads must be scored
+            kept[f"{_OF_PART}{index}/mask"] = part.mask  # but only that part reads it
             kept |= {
                 f"{_OF_PART}{index}/{name}": value
                 for name, value in _changes(batch, part).items()
@@ -63,7 +64,7 @@ def _changes(before: Batch, after: Batch) -> dict[str, Array]:
     changed = {}
     for field in dataclasses.fields(Batch):
         old, new = getattr(before, field.name), getattr(after, field.name)
-        if field.name in ("extras", "unit") or new is old or new is None:
+        if field.name in ("extras", "unit", "mask") or new is old or new is None:
             continue
         if field.name in _FIXED:
             raise ValueError(

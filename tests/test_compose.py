@@ -274,6 +274,16 @@ def test_combined_masks_stay_apart():
     assert all(term.weight == 0 for term in terms.values())
 
 
+def test_a_part_that_learns_more_tokens_leaves_the_others_theirs():
+    wide = methods.sft()
+    wide = wide._replace(prepare=lambda b: b.replace(mask=jnp.ones_like(b.mask)))
+    batch = Batch(mask=ONES.at[1].set(False))
+    both = combine((1.0, wide), (1.0, methods.sft()))
+    terms, _ = both.loss(Scores(logp=-jnp.ones((2, 2))), jax.jit(both.prepare)(batch))
+    assert terms["0/likelihood"].weight == 4
+    assert terms["1/likelihood"].weight == 2
+
+
 def test_combine_refuses_two_units_and_moved_tokens():
     batch = preference_pairs()
     pair = preference(dpo_loss())
