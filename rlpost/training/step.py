@@ -167,7 +167,9 @@ def learner(
 
     def finish(state, gradient, weights, tokens, metrics):
         given = [w for w in weights.values() if w is not None]
-        weighed = jnp.any(jnp.stack(given) > 0) if given else True
+        # A plain sum (None) has something to say wherever there are tokens.
+        plain = len(given) < len(weights)
+        weighed = plain or jnp.any(jnp.stack(given) > 0)
         active = (tokens > 0) & weighed
         state, report = apply_gradient(optimizer, state, gradient, active)
         return state, {k: m.value for k, m in metrics.items()} | report

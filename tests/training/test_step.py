@@ -154,6 +154,18 @@ def test_a_batch_with_nothing_to_learn_changes_nothing():
     assert metrics["gradient/finite"] == 1
 
 
+def test_a_plain_sum_is_learnt_where_another_term_weighs_nothing():
+    def loss(scores, batch):
+        kept = jnp.sum(jnp.where(batch.mask, -scores.logp, 0.0))
+        return {"sum": Mean(kept), "none": Mean(0.0 * kept, jnp.zeros(()))}, {}
+
+    objective, data, tree = Objective(lambda b: b, loss), batch(), params()
+    learn = descend(objective)
+    state, metrics = learn.update(learn.init(tree), {}, {}, [data])
+    assert metrics["gradient/applied"] == 1
+    agree(gradient_of(tree, state), whole_gradient(tree, data, objective), 3e-6)
+
+
 def test_a_gradient_that_is_not_finite_changes_nothing():
     state = TrainState(params(), optax.adam(0.1).init(params()), jnp.int32(3))
     broken = jax.tree.map(jnp.zeros_like, params())
