@@ -107,6 +107,44 @@ def test_shared_prompts_serve_every_fold_and_frozen_networks():
         np.testing.assert_allclose(a, b, atol=3e-6)
 
 
+def test_shared_prompts_of_any_kind():
+    """Equal in two groups, one the beginning of another, with rows that learn nothing.
+
+    Row 1 goes on after its last learnt token; rows 2 and 3 have a tool's answer within;
+    row 4 was dropped (an unscorable reward, say) though its prompt is that of others.
+    """
+    rng = np.random.default_rng(3)
+    long = rng.integers(0, 19, 16)
+    starts = [16, 16, 12, 12, 16, 16, 12, 16]
+    ends = [20, 22, 24, 19, 22, 17, 13, 24]
+    tokens = rng.integers(0, 19, (8, 24)).astype(np.int32)
+    mask = np.zeros((8, 24), bool)
+    for row, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        tokens[row, :start] = long[:start]
+        tokens[row, end:] = 10**6
+        mask[row, start:end] = True
+    mask[1, 19:] = False
+    mask[2, 14:20] = mask[3, 14:17] = False
+    mask[4] = False
+    data = Batch(
+        mask=mask,
+        tokens=tokens,
+        length=np.array(ends, np.int32),
+        group=np.array([0, 1, 2, 2, 0, 1, 2, 0], np.int32),
+        extras={"row": np.arange(8)},
+    )
+    part = shared(data, rows=10)
+    assert part.shared.prompts == 2
+    actual = np.asarray(SCORE(PARAMS, {}, part).logp)
+    expected = np.asarray(SCORE(PARAMS, {}, data).logp)
+    real = part.mask.any(1)
+    assert sorted(part.extras["row"][real]) == [0, 1, 2, 3, 5, 6, 7]
+    rows = part.extras["row"][real]
+    np.testing.assert_allclose(actual[real], expected[rows], atol=2e-6)
+    np.testing.assert_array_equal(actual[~real], 0.0)
+    assert np.abs(expected[mask]).min() > 0
+
+
 def test_sharing_is_left_where_it_does_not_pay():
     data = batch()
     alone = jax.tree.map(lambda x: x[np.unique(data.group, return_index=True)[1]], data)

@@ -54,7 +54,8 @@ def to_batch(
             reward[failed] = np.nan
 
     def pad(x: Any) -> Array:
-        return jnp.pad(jnp.asarray(x), ((0, 0), (0, -mask.shape[1] % multiple)))
+        # On the host, where a new T compiles nothing.
+        return jnp.asarray(np.pad(x, ((0, 0), (0, -mask.shape[1] % multiple))))
 
     batch = Batch(
         mask=pad(mask),

@@ -130,7 +130,8 @@ def _share(batch: Batch) -> Batch:
     shared = Shared(
         leader=leader,
         prompt_length=start,
-        prompts=min(rows, 1 << (len(leaders) - 1).bit_length()),
+        # At least a 16th of the rows: fewer shapes, for little.
+        prompts=min(rows, 1 << (max(len(leaders), rows // 16) - 1).bit_length()),
         prompt_slots=up(int(start[real].max())),
         response_slots=up(int((end - start)[real].max())),
     )

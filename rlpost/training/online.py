@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import PartitionSpec as P
 
 from rlpost.diagnostics import pass_at_k
 from rlpost.models.paths import join, partition
@@ -86,10 +87,9 @@ def online(
             networks = {"policy": current(state)}
             value = value_of(state["critic"].params, networks, batch)
             batch = batch.replace(extras={**batch.extras, "value": value})
+        if run.recompute:  # before `prepare`, which may want it
+            batch = batch.replace(old_logp=logp_of(current(state), frozen, batch))
         batch = jax.device_get(learn.prepare(batch, decision))
-        if run.recompute:
-            old = logp_of(current(state), frozen, batch)
-            batch = batch.replace(old_logp=old)
         new = dict(state)
         metrics: dict[str, float] = {}
         if run.critic is not None:  # first: the step of the policy donates its weights
@@ -120,7 +120,11 @@ def online(
             scored = rollouts.score_samples(run.reward, samples)
         # One response a prompt: others to compare it with are those of the batch.
         watched = guards.rewards(scored.reward, group if run.group_size > 1 else None)
-        batch = to_batch(rollout, reward=scored.reward, group=group)
+        # All as wide as a row can get, or each longest row would compile all anew; what
+        # is learned from is cut to its length in microbatches.
+        batch = to_batch(
+            rollout, reward=scored.reward, group=group, multiple=run.length
+        )
         if step == 0:
             with phases("check"):
                 watched |= check(state, batch.select(slice(max(1, run.shown))))
@@ -172,7 +176,7 @@ def online(
 def _sampler(run: Run) -> Sampler:
     sharding = None
     if run.mesh is not None:
-        rows = jax.sharding.PartitionSpec(None, *ROWS)
+        rows = P(None, *ROWS)
         sharding = jax.sharding.NamedSharding(run.mesh, rows)
     return Sampler(
         run.policy,
@@ -191,7 +195,11 @@ def _by_rows(
     run: Run, score: Score, field: str
 ) -> Callable[[Params, Mapping[str, Params], Batch], Any]:
     """What a score says of a whole batch, f32[B, T], microbatch by microbatch."""
-    compute = jax.jit(lambda *arguments: getattr(score(*arguments), field))
+    # Whole on every process, since the host reads it.
+    whole = None if run.mesh is None else jax.sharding.NamedSharding(run.mesh, P())
+    compute = jax.jit(
+        lambda *arguments: getattr(score(*arguments), field), out_shardings=whole
+    )
 
     def of(params: Params, frozen: Mapping[str, Params], batch: Batch) -> Any:
         count = batch.mask.shape[0]
@@ -200,7 +208,8 @@ def _by_rows(
         out = np.zeros(batch.mask.shape, np.float32)
         # On a mesh the rows of a microbatch must divide over the devices.
         rows = run.rows if run.mesh is not None else min(run.rows, count)
-        for part in microbatches.split(numbered, rows=rows, share=run.share):
+        share = run.share and count >= run.rows  # few rows: not worth more shapes
+        for part in microbatches.split(numbered, rows=rows, share=share):
             real = np.flatnonzero(part.mask.any(axis=1))
             value = np.asarray(compute(params, frozen, _place(run, part)))[real]
             out[part.extras["row"][real], : part.mask.shape[1]] = value
@@ -226,8 +235,11 @@ def _updates(
     batch: Batch,
     decision: Any,
 ) -> tuple[TrainState, dict[str, float]]:
-    """`count` optimiser steps, each on its share of the prompts; metrics averaged."""
-    group = np.asarray(batch.need("group"))
+    """`count` optimiser steps, each on its share of the prompts; metrics averaged.
+
+    Where the loss couples rows, of one prompt or of several, a share is one of units.
+    """
+    group = np.asarray(batch.need("group") if batch.unit is None else batch.unit)
     names = np.unique(group)
     reports = []
     for share in np.array_split(names, min(count, len(names))):

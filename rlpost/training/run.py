@@ -75,7 +75,8 @@ class Run:
         answers: responses to each held-out prompt.
         slots, length: of the sampler.
         rows: of a microbatch.
-        updates: optimiser steps on each rollout batch, on disjoint sets of prompts.
+        updates: optimiser steps on each rollout batch, on disjoint sets of prompts (of
+            units, if the objective couples rows).
         recompute: score the batch by the trainer's own network before the first
             update, and take ratios to that (`batch.old_logp`).
         share: compute a prompt once for all its responses in a microbatch.

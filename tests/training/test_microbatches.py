@@ -89,3 +89,13 @@ def test_stack_leads_with_the_microbatch():
 def test_buckets_by_hand():
     assert length_buckets(200) == (32, 48, 64, 96, 128, 192, 200)
     assert length_buckets(20) == (20,)
+
+
+def test_few_prompts_share_the_shape_of_more():
+    # 64 rows of 1 or 3 prompts: both computed as 4, a 16th of the rows.
+    for count in (1, 3):
+        tokens = np.zeros((64, 40), np.int32)
+        tokens[:, 0] = np.arange(64) % count
+        mask = np.broadcast_to(np.arange(40) >= 32, (64, 40))
+        (part,) = split(Batch(mask=mask, tokens=tokens), rows=64, share=True)
+        assert part.shared.prompts == 4

@@ -1,0 +1,241 @@
+"""The online iteration by its options: each does what it says, and nothing else."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from rlpost.compose import combine, preference
+from rlpost.controllers import schedule
+from rlpost.data import ALPHABET, Prompts, Task
+from rlpost.losses import dpo_loss
+from rlpost.methods import grpo, sft
+from rlpost.models import DecoderSpec, decoder
+from rlpost.sampling.tokenizer import characters
+from rlpost.scores import token_scores
+from rlpost.training.checkpoints import Checkpoints
+from rlpost.training.online import online
+from rlpost.training.run import Run
+from rlpost.training.sharding import make_mesh
+
+TOKENIZER = characters(ALPHABET)
+POLICY = decoder(DecoderSpec(vocab=TOKENIZER.vocab_size, width=8, depth=1, heads=2))
+TASKS = [Task(str(i), f"{i}+{i}=", str(2 * i)) for i in range(6)]
+CLIPS = schedule(lambda n: {"high": 0.1 / (1.0 + n)})
+
+
+def share_of_digits(samples):
+    """A reward that random answers earn unequally; some cannot be scored."""
+
+    def score(text):
+        if len(text) % 5 == 3:
+            return np.nan
+        return np.mean([c in "0123" for c in text] or [0])
+
+    return {"reward": np.array([score(s.text) for s in samples], np.float32)}
+
+
+def run_of(**changes):
+    parts = {
+        "policy": POLICY,
+        "params": lambda: POLICY.init(jax.random.key(0)),
+        "frozen": lambda params: {"reference": params},
+        "score": token_scores(POLICY, {"reference": POLICY}),
+        "objective": grpo(kl=0.1),
+        "optimizer": optax.adam(1e-2),
+        "tokenizer": TOKENIZER,
+        "encode": lambda task: TOKENIZER.encode(task.prompt),
+        "prompts": Prompts(TASKS, batch_size=4, seed=0),
+        "reward": share_of_digits,
+        "group_size": 4,
+        "sampling": {"temperature": 1.0, "max_new_tokens": 24},
+        "slots": 16,
+        "length": 32,
+        "rows": 16,
+        "shown": 4,
+    }
+    return Run(**parts | changes)
+
+
+def iterated(run, steps=3):
+    program = online(run)
+    state, reports = program.state, []
+    for step in range(steps):
+        state, report = program.iterate(state, step)
+        reports.append(report)
+    return state, reports
+
+
+def watching(objective):
+    """The objective, and the batches that its `prepare` is given when traced."""
+    seen = []
+
+    def prepare(batch):
+        seen.append(batch)
+        return objective.prepare(batch)
+
+    return objective._replace(prepare=prepare), seen
+
+
+def agree(a, b, tolerance):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(x, y, atol=tolerance)
+
+
+@pytest.mark.slow
+def test_rows_of_any_length_are_prepared_by_one_program():
+    objective, seen = watching(grpo())
+    learnt = []
+
+    def loss(scores, batch):
+        learnt.append(batch.mask.shape)
+        return objective.loss(scores, batch)
+
+    run = run_of(
+        objective=objective._replace(loss=loss),
+        sampling={"temperature": 1.0, "max_new_tokens": 60},
+        length=72,
+        share=False,
+    )
+    _, reports = iterated(run, steps=5)
+    lengths = [report.metrics["response/tokens"] for report in reports]
+    assert len(set(lengths)) == 5  # the rows did differ
+    assert [batch.mask.shape for batch in seen] == [(16, 72)]
+    # Traced for the weights and for the gradient of each bucket of lengths, no more.
+    assert {shape[1] for shape in learnt} <= {32, 48, 64, 72}
+    assert len(learnt) == 2 * len(set(learnt))
+
+
+@pytest.mark.slow
+def test_recomputed_log_probs_are_there_in_time_and_change_no_first_ratio():
+    objective, seen = watching(grpo())
+    state, reports = iterated(run_of(objective=objective, recompute=True), 1)
+    assert seen[0].old_logp is not None  # statistics of `prepare` may want them
+    assert reports[0].metrics["ratio"] == pytest.approx(1.0, abs=1e-6)
+    plain, _ = iterated(run_of(objective=grpo()), 1)
+    # Adam's first step is nearly the sign of the gradient: rounding shows in it.
+    agree(state["policy"].params, plain["policy"].params, 1e-3)
+
+
+@pytest.mark.slow
+def test_updates_learn_from_disjoint_prompts_one_after_the_other():
+    state, reports = iterated(run_of(updates=4), 2)
+    assert int(state["policy"].step) == 8
+    # The later ones see a policy that moved on: ratios are off 1, the KL is not 0.
+    assert reports[0].metrics["kl"] > 0
+    assert reports[0].metrics["kl_behavior"] > 1e-6
+    assert all(np.isfinite(x) for x in reports[1].metrics.values())
+    assert reports[1].metrics["reward/unscored"] > 0
+
+
+@pytest.mark.slow
+def test_units_stay_whole_in_updates_whatever_their_prompts():
+    # Each row is paired with one of the prompt after the next: shares of prompts (the
+    # first two, the last two) would part them.
+    pairs = preference(dpo_loss(0.1))
+
+    def prepare(batch):
+        rows = jnp.arange(batch.mask.shape[0])
+        return pairs.prepare(batch.replace(unit=rows % 8, preferred=rows < 8))
+
+    both = combine((0.0, sft()), (1.0, pairs._replace(prepare=prepare)))
+    weights = []
+
+    def loss(scores, batch):
+        terms, metrics = both.loss(scores, batch)
+        jax.debug.callback(lambda w: weights.append(int(w)), terms["preference"].weight)
+        return terms, metrics
+
+    run = run_of(objective=both._replace(loss=loss), updates=2, shown=1)
+    program = online(run)
+    # The display wants an advantage, which pairs have not.
+    with pytest.raises(ValueError, match=r"batch\.advantage"):
+        program.iterate(program.state, 0)
+    jax.effects_barrier()
+    assert sum(weights) == 2 * 8  # 8 pairs, weighed once and learned once
+
+
+@pytest.mark.slow
+def test_a_controller_moves_a_number_is_told_and_resumes(tmp_path):
+    told = []
+
+    def update(state, feedback):
+        told.append(feedback["reward/mean"])
+        return CLIPS.update(state, feedback)
+
+    def make():
+        objective, seen = watching(grpo(kl=0.1))
+        return (
+            run_of(
+                objective=lambda decision: objective._replace(
+                    loss=grpo(clip=(0.2, decision["high"]), kl=0.1).loss
+                ),
+                controller=CLIPS._replace(update=update),
+                average=0.9,
+                updates=2,
+            ),
+            seen,
+        )
+
+    run, seen = make()
+    whole, _ = iterated(run, 4)
+    assert len(seen) == 1  # the clip is an argument of the compiled step
+    assert int(whole["controller"]) == 4
+    assert len(told) == 4
+
+    run, _ = make()
+    first = online(run)
+    state = first.state
+    for step in range(2):
+        state, _ = first.iterate(state, step)
+    position = run.prompts.get_state()
+    Checkpoints(tmp_path).save(2, state)
+    run, _ = make()
+    second = online(run)
+    state = Checkpoints(tmp_path).restore(second.state).state
+    run.prompts.set_state(position)
+    for step in range(2, 4):
+        state, _ = second.iterate(state, step)
+    jax.tree.map(np.testing.assert_array_equal, state, whole)
+
+
+def test_the_reference_stays_while_the_policy_moves():
+    params = POLICY.init(jax.random.key(0))
+    before = jax.tree.map(np.asarray, params)
+    run = run_of(params=lambda: params, frozen=lambda given: {"reference": given})
+    state, reports = iterated(run)
+    jax.tree.map(np.testing.assert_array_equal, params, before)
+    assert np.abs(state["policy"].params["embed"] - before["embed"]).max() > 1e-3
+    assert reports[0].metrics["kl"] == pytest.approx(0.0, abs=1e-6)
+    assert reports[2].metrics["kl"] > 1e-6
+
+
+def test_an_average_follows_by_its_decay():
+    start = POLICY.init(jax.random.key(0))["embed"]
+    run = run_of(average=0.75)
+    state, _ = iterated(run, 1)
+    expected = 0.75 * start + 0.25 * state["policy"].params["embed"]
+    np.testing.assert_allclose(state["average"]["embed"], expected, atol=1e-6)
+    exported = online(run).params(state)["embed"]
+    np.testing.assert_array_equal(exported, state["average"]["embed"])
+
+
+@pytest.mark.slow
+def test_a_mesh_and_shared_prompts_change_no_number():
+    # SGD, so that rounding stays rounding.
+    plain = run_of(
+        share=False, optimizer=optax.sgd(0.1), updates=2, recompute=True, rows=8
+    )
+    expected, reports = iterated(plain, 2)
+    mesh = make_mesh(data=2, fsdp=4)
+    for changes in ({"share": True}, {"mesh": mesh}, {"mesh": mesh, "share": True}):
+        prompts = Prompts(TASKS, batch_size=4, seed=0)
+        run = dataclasses.replace(plain, prompts=prompts, **changes)
+        state, others = iterated(run, 2)
+        agree(state["policy"].params, expected["policy"].params, 1e-5)
+        for name in ("reward/mean", "response/tokens", "kl", "advantage"):
+            mine, theirs = others[1].metrics[name], reports[1].metrics[name]
+            assert mine == pytest.approx(theirs, abs=1e-5), name
