@@ -5,6 +5,8 @@ With one process each function is the identity and starts no collective.
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
@@ -27,6 +29,13 @@ def from_first(value: int) -> int:
     if jax.process_count() == 1:
         return value
     return int(multihost_utils.broadcast_one_to_all(np.array(value, np.int32)))
+
+
+def arrays_from_first(tree: Any) -> Any:
+    """A pytree of NumPy arrays as the first process has it, on every process."""
+    if jax.process_count() == 1:
+        return tree
+    return jax.tree.map(np.asarray, multihost_utils.broadcast_one_to_all(tree))
 
 
 def barrier(name: str) -> None:

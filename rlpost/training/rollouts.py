@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from rlpost.data.task import Task
 from rlpost.rewards.pool import RewardPool, Scored, score_here
 from rlpost.rewards.types import Reward, Sample
 from rlpost.sampling.requests import Request
+from rlpost.training import processes
 from rlpost.training.run import Run
 from rlpost.types import Batch, Finish, Rollout
 
@@ -66,10 +68,18 @@ def samples_of(run: Run, tasks: Sequence[Task], rollout: Rollout) -> list[Sample
 
 
 def score_samples(reward: RewardPool | Reward, samples: Sequence[Sample]) -> Scored:
-    """Rewards with their failures, by a pool or in this process."""
+    """Rewards with their failures, by a pool or in this process.
+
+    Several processes each score all samples and go by the first: a time limit that
+    fires on one of them alone would part what they learn.
+    """
     if isinstance(reward, RewardPool):
-        return reward.score(samples)
-    return score_here(reward, samples)
+        scored = reward.score(samples)
+    else:
+        scored = score_here(reward, samples)
+    return dataclasses.replace(
+        scored, parts=processes.arrays_from_first(dict(scored.parts))
+    )
 
 
 def rollout_metrics(rollout: Rollout, scored: Scored) -> dict[str, float]:

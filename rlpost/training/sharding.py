@@ -103,7 +103,12 @@ def shard_rows(batch: Any, mesh: Mesh, *, axis: int = 0) -> Any:
 
     def place(leaf: Any) -> Any:
         _check("a batch", leaf.shape, spec, mesh.shape)
-        return jax.device_put(leaf, NamedSharding(mesh, spec))
+        sharding = NamedSharding(mesh, spec)
+        if isinstance(leaf, jax.Array):
+            return jax.device_put(leaf, sharding)
+        # Every process holds all rows and cuts out its own. `device_put` would first
+        # compare them over the network, and call nan different from nan.
+        return jax.make_array_from_callback(leaf.shape, sharding, leaf.__getitem__)
 
     return jax.tree.map(place, batch)
 

@@ -1,20 +1,24 @@
+import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 
 from rlpost.training.metrics import read, without_clock
 from rlpost.training.workdir import Workdir
+from tests.training import several_online
 
 pytestmark = pytest.mark.slow
 STEPS = 8
 
 
-def start(folder, pause):
+def start(*arguments, module="tests.training.several"):
     """Two processes of two devices each, that make up one run."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -28,13 +32,11 @@ def start(folder, pause):
             [
                 sys.executable,
                 "-m",
-                "tests.training.several",
+                module,
                 address,
                 "2",
                 str(i),
-                str(folder),
-                str(STEPS),
-                str(pause),
+                *map(str, arguments),
             ],
             cwd=Path(__file__).parents[2],
             env=environment,
@@ -56,9 +58,9 @@ def lines(folder):
 
 
 def test_a_signal_to_one_process_stops_both_and_the_run_goes_on_the_same(tmp_path):
-    codes, outputs = finish(start(tmp_path / "whole", 0))
+    codes, outputs = finish(start(tmp_path / "whole", STEPS, 0))
     assert codes == [0, 0], outputs
-    processes = start(tmp_path / "run", 0.3)
+    processes = start(tmp_path / "run", STEPS, 0.3)
     while "update 1/" not in processes[0].stdout.readline():
         pass
     processes[1].send_signal(signal.SIGTERM)  # not to the one that saves
@@ -66,25 +68,35 @@ def test_a_signal_to_one_process_stops_both_and_the_run_goes_on_the_same(tmp_pat
     assert codes == [75, 75], outputs
     assert "a signal elsewhere after update" in outputs[0]
     assert "update" not in outputs[1].replace("after update", "")  # one display
-    codes, outputs = finish(start(tmp_path / "run", 0))
+    codes, outputs = finish(start(tmp_path / "run", STEPS, 0))
     assert codes == [0, 0], outputs
     assert "resumed after update" in outputs[0]
     assert lines(tmp_path / "run") == lines(tmp_path / "whole")
     # And killed, both at once.
-    processes = start(tmp_path / "killed", 0.3)
+    processes = start(tmp_path / "killed", STEPS, 0.3)
     while "update 1/" not in processes[0].stdout.readline():
         pass
     for process in processes:
         process.kill()
     finish(processes)
-    codes, outputs = finish(start(tmp_path / "killed", 0))
+    codes, outputs = finish(start(tmp_path / "killed", STEPS, 0))
     assert codes == [0, 0], outputs
     assert lines(tmp_path / "killed") == lines(tmp_path / "whole")
 
 
 def test_a_folder_in_use_is_refused_by_all_processes(tmp_path):
     with Workdir(tmp_path / "run"):
-        codes, outputs = finish(start(tmp_path / "run", 0))
+        codes, outputs = finish(start(tmp_path / "run", STEPS, 0))
     assert codes == [1, 1]
     assert "in use by process" in outputs[0]
     assert "the first process refused" in outputs[1]
+
+
+def test_an_online_run_is_the_same_on_one_process_and_on_two():
+    codes, outputs = finish(start(module="tests.training.several_online"))
+    assert codes == [0, 0], outputs
+    told = [re.search(r"^told (.*)$", o, re.M).group(1) for o in outputs]
+    assert told[0] == told[1]  # also the rewards, which each draws differently
+    expected = several_online.tell(jax.devices()[:4])
+    for name, value in json.loads(told[0]).items():
+        assert value == pytest.approx(expected[name], abs=1e-5), name
