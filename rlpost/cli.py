@@ -9,6 +9,7 @@ import argparse
 import importlib
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -206,29 +207,34 @@ def _typed() -> Iterator[str]:
 def export(asked: argparse.Namespace) -> None:
     """`rlpost export`: a folder that transformers and vLLM load."""
     from rlpost.models.export import save_hf
+    from rlpost.sampling.tokenizer_files import files_of
 
     model = find_model(asked.model)
     tokenizer, source = model.tokenizer, model.source
-    files = []
-    if source is not None and source.is_dir():
-        files = [source / n for n in TOKENIZER_FILES if (source / n).is_file()]
     stops = list(tokenizer.stop_ids)
     named = {
         "bos_token_id": tokenizer.bos_id,
         "eos_token_id": stops[0] if len(stops) == 1 else stops or None,
         "pad_token_id": tokenizer.pad_id,
     }
-    save_hf(
-        asked.out,
-        model.spec,
-        model.params,
-        config={key: value for key, value in named.items() if value is not None},
-        files=files,
-        dtype=asked.dtype,
-    )
+    with tempfile.TemporaryDirectory() as made:
+        if source is not None and source.is_dir():
+            files = [source / n for n in TOKENIZER_FILES if (source / n).is_file()]
+        else:  # written anew from what a GGUF file says
+            for name, content in files_of(tokenizer).items():
+                Path(made, name).write_text(content, "utf-8")
+            files = sorted(Path(made).iterdir())
+        save_hf(
+            asked.out,
+            model.spec,
+            model.params,
+            config={key: value for key, value in named.items() if value is not None},
+            files=files,
+            dtype=asked.dtype,
+        )
     print(f"written: {asked.out}")
     if not files:
-        print("without a tokenizer: the model came without files of one")
+        print("without a tokenizer: there are no such files for this model's")
 
 
 def report(asked: argparse.Namespace) -> None:

@@ -71,8 +71,10 @@ def save_hf(
     )
     try:
         _write(temporary, shards, written, dtype)
-        for file in files:
-            shutil.copy(file, temporary)
+        for source in files:
+            shutil.copy(source, temporary)
+        for file in temporary.iterdir():  # safetensors writes for the owner alone
+            file.chmod(0o644)
         temporary.chmod(0o755)
         os.replace(temporary, folder)
     except BaseException:

@@ -25,8 +25,8 @@ class Request:
             the neighbours and the slot. (Logits may differ in the last bit between
             batches of other shapes; a draw on the edge between two ids then may too.)
         temperature: divides the logits; 0 takes the likeliest id, which is then certain
-            (log-prob 0), and such a row cannot be trained on. Else at least 0.001, below
-            which float32 cannot hold the law.
+            (log-prob 0), and such a row cannot be trained on. Else at least 0.001:
+            below it float32 cannot hold the law.
         top_k: only the k likeliest ids; 0 means all.
         top_p: only the likeliest ids until their mass reaches it; 1 means all.
         min_p: only ids at least this times as likely as the likeliest; 0 means all.

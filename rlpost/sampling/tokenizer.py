@@ -30,6 +30,7 @@ class Tokenizer:
         strip: whether decoding drops one leading space, as SentencePiece adds one.
         templates: chat templates by name, the usual one under "default".
         names: what a template may ask for: bos_token, eos_token and so on.
+        definition: the content of a tokenizer.json, where there is one.
     """
 
     pieces: tuple[bytes | None, ...] = dataclasses.field(repr=False)
@@ -42,6 +43,7 @@ class Tokenizer:
     strip: bool = False
     templates: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)
     names: Mapping[str, str] = dataclasses.field(default_factory=dict, repr=False)
+    definition: str | None = dataclasses.field(default=None, repr=False)
 
     @property
     def vocab_size(self) -> int:

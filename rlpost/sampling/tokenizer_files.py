@@ -87,9 +87,7 @@ def from_gguf(path: str | pathlib.Path) -> Tokenizer:
     Raises:
         ValueError: if the file has no tokenizer or one of another kind.
     """
-    from rlpost.models.gguf import (
-        gguf_fields,
-    )  # JAX: only for those who read such files
+    from rlpost.models.gguf import gguf_fields  # JAX: only for who reads such files
 
     return from_fields(gguf_fields(path), source=str(path))
 
@@ -164,6 +162,35 @@ def from_fields(fields: Mapping[str, Any], *, source: str = "GGUF") -> Tokenizer
     )
 
 
+def files_of(tokenizer: Tokenizer) -> dict[str, str]:
+    """The tokenizer as the files of a Hugging Face folder, {name: content}.
+
+    {} for one that has no tokenizer.json: of characters, or SentencePiece from a GGUF.
+    """
+    if tokenizer.definition is None:
+        return {}
+    named = [{"name": n, "template": t} for n, t in tokenizer.templates.items()]
+    only = tokenizer.templates.get("default") if len(named) == 1 else named
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "clean_up_tokenization_spaces": False,
+        **tokenizer.names,
+        **({"chat_template": only} if named else {}),
+    }
+    stops = list(tokenizer.stop_ids)
+    generation = {
+        "bos_token_id": tokenizer.bos_id,
+        "eos_token_id": stops[0] if len(stops) == 1 else stops,
+        "pad_token_id": tokenizer.pad_id,
+    }
+    known = {key: value for key, value in generation.items() if value not in (None, [])}
+    return {
+        "tokenizer.json": tokenizer.definition,
+        "tokenizer_config.json": json.dumps(settings, indent=1, ensure_ascii=False),
+        "generation_config.json": json.dumps(known, indent=1),
+    }
+
+
 def _byte_level(
     tokens: Sequence[str],
     kinds: Sequence[int],
@@ -230,7 +257,7 @@ def _wrap(backend: tokenizers.Tokenizer, *, source: str, **rest: Any) -> Tokeniz
     for token, i in vocabulary.items():
         pieces[i] = token.encode() if i in added else read(token)
     control = frozenset(i for i, token in added.items() if token.special)
-    return _build(pieces, control, cut, strip, **rest)
+    return _build(pieces, control, cut, strip, definition=written, **rest)
 
 
 def _build(
@@ -245,6 +272,7 @@ def _build(
     add_bos: bool,
     names: Mapping[str, str],
     templates: Mapping[str, str],
+    definition: str | None = None,
 ) -> Tokenizer:
     stops = tuple(dict.fromkeys(stops))  # each once, in their order
     if pad is None:
@@ -260,6 +288,7 @@ def _build(
         strip=strip,
         templates=templates,
         names=names,
+        definition=definition,
     )
 
 

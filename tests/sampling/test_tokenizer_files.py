@@ -12,7 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from rlpost.sampling.tokenizer_files import from_fields, from_folder, from_gguf
+from rlpost.sampling.chat import prompt_ids
+from rlpost.sampling.tokenizer import characters
+from rlpost.sampling.tokenizer_files import (
+    files_of,
+    from_fields,
+    from_folder,
+    from_gguf,
+)
 
 LETTERS = pre_tokenizers.ByteLevel.alphabet()
 TEXTS = ["the cat sat on the mat", "The cat's 1234 mats, don't sit!", "été 中文 🙂"] * 4
@@ -313,3 +320,23 @@ def test_errors_name_file_and_cause(tmp_path):
 def test_gguf_errors(fields, message):
     with pytest.raises(ValueError, match=message):
         from_fields(fields)
+
+
+@pytest.mark.slow
+def test_smollm2_is_written_as_files_that_read_back(smollm, tmp_path):
+    for name, content in files_of(smollm).items():
+        (tmp_path / name).write_text(content, "utf-8")
+    again = from_folder(tmp_path)
+    text = "Ünïcode 12345 <|im_start|>\n\tif x: 7 - 3 = 4"
+    for special in (False, True):
+        assert again.encode(text, special=special) == smollm.encode(
+            text, special=special
+        )
+    assert again.stop_ids == smollm.stop_ids
+    assert (again.pad_id, again.bos_id) == (smollm.pad_id, smollm.bos_id)
+    asked = [{"role": "user", "content": "7 + 5 ="}]
+    assert prompt_ids(again, asked) == prompt_ids(smollm, asked)
+
+
+def test_a_tokenizer_of_characters_has_no_files():
+    assert files_of(characters("abc")) == {}
