@@ -143,6 +143,11 @@ def build(
             f"config.group_size={config.group_size}: an answer is judged by the others "
             "to the same prompt, so a group needs at least 2"
         )
+    if config.objective.kl and not config.reference:
+        raise ConfigError(
+            f"config.objective.kl={config.objective.kl} is the price of leaving a "
+            "reference: set config.reference=True too, which keeps the initial weights"
+        )
     from_files = "weights" in config.model
     if model is None:
         model = model_of(config)

@@ -166,12 +166,13 @@ def preference(
         metrics: {name: (Scores, Batch) to f32[B]} likewise, to report beside it.
 
     Returns:
-        An Objective with the term "preference" and the metrics named.
+        An Objective with the term "preference", the metrics named, and "paired" (share
+        of the rows with tokens that are in a pair; below 1 the units are wrong).
 
     Raises:
         ValueError: from `prepare`, for arrays of wrong shapes, packed rows, missing
             `unit` or `preferred`, or (outside jit) a row with tokens that is in no
-            pair; under jit such a row counts nowhere.
+            pair; under jit, as in a train step, such a row counts in "paired" alone.
     """
 
     def prepare(batch: Batch) -> Batch:
@@ -200,6 +201,9 @@ def preference(
             name: mean(metric, constant, batch)
             for name, metric in (metrics or {}).items()
         }
+        mate = pairs(batch)
+        paired = jnp.any(mate, axis=0) | jnp.any(mate, axis=1)
+        report["paired"] = _row_mean(paired.astype(jnp.float32), batch.mask)
         return {"preference": mean(loss, scores, batch)}, report
 
     return Objective(prepare, couple)

@@ -83,6 +83,10 @@ def lines(path):
         ("--config.group_size=0", "config.group_size=0: an answer is judged by the"),
         ("--config.rows=0", "these must be at least 1: "),
         ("--config.sampling.temperature=0", "a run must sample above temperature 0"),
+        (
+            "--config.objective.kl=0.1",
+            "config.objective.kl=0.1 is the price of leaving",
+        ),
         ("--config.evaluation.prompts=0", "the prompt set is empty: 78 tasks to train"),
     ],
 )

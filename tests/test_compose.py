@@ -235,7 +235,10 @@ def test_a_row_without_a_mate_is_named():
     broken = batch.replace(unit=batch.unit.at[lone].set(1000))
     with pytest.raises(ValueError, match=r"batch\.unit .* is not one preferred and"):
         objective.prepare(broken)
-    jax.jit(objective.prepare)(broken)  # traced, it cannot look: the row counts nowhere
+    # Traced, it cannot look: two of the ten rows are without a mate, a metric says.
+    prepared = jax.jit(objective.prepare)(broken)
+    _, metrics = objective.loss(SCORE(PARAMS, FROZEN, prepared), prepared)
+    assert metrics["paired"].value == pytest.approx(0.8)
 
 
 def test_combined_objectives_add_up_and_keep_their_own_advantages():

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
@@ -21,7 +22,7 @@ from rlpost.training.loop import Report
 from rlpost.training.phases import Phases, throughput, train_flops
 from rlpost.training.run import Program, Run
 from rlpost.training.sharding import ROWS, constrain_like, shard_params, shard_rows
-from rlpost.training.step import Learner, TrainState, ema, learner, snapshot
+from rlpost.training.step import Learner, TrainState, ema, learner
 from rlpost.types import Batch, Params, Score
 
 
@@ -58,7 +59,8 @@ def online(
         state["critic"] = critic.init(run.critic.params)
         value_of = _by_rows(run, run.critic.score, "value")
     if run.average:
-        state["average"] = snapshot(trained)
+        # float32: in bfloat16 an average of slow decay would stand still.
+        state["average"] = jax.tree.map(lambda x: jnp.array(x, jnp.float32), trained)
     if run.controller is not None:
         state["controller"] = run.controller.init()
     logp_of = _by_rows(run, run.score, "logp")
@@ -67,7 +69,11 @@ def online(
         return join(state["policy"].params, held)
 
     def params(state: dict[str, Any]) -> Params:
-        return join(state["average"], held) if run.average else current(state)
+        if not run.average:
+            return current(state)
+        like = state["policy"].params
+        average = jax.tree.map(lambda a, p: a.astype(p.dtype), state["average"], like)
+        return join(average, held)
 
     def check(state: dict[str, Any], few: Batch) -> dict[str, float]:
         """Before the first update: what must hold of any rows, on these."""

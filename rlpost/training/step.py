@@ -222,7 +222,10 @@ def learner(
 
 
 def ema(average: Params, params: Params, decay: float | Array) -> Params:
-    """An exponential moving average of parameters, in the average's own dtype."""
+    """An exponential moving average of parameters, in the average's own dtype.
+
+    Keep it in float32: in bfloat16 steps of less than 1 / 256 round to nothing.
+    """
     return jax.tree.map(
         lambda a, p: (decay * a + (1.0 - decay) * p).astype(a.dtype), average, params
     )

@@ -223,6 +223,15 @@ def test_an_average_follows_by_its_decay():
     np.testing.assert_array_equal(exported, state["average"]["embed"])
 
 
+def test_an_average_of_half_precision_weights_is_kept_in_float32():
+    half = jax.tree.map(
+        lambda x: x.astype(jnp.bfloat16), POLICY.init(jax.random.key(0))
+    )
+    program = online(run_of(params=lambda: half, average=0.999))
+    assert program.state["average"]["embed"].dtype == jnp.float32
+    assert program.params(program.state)["embed"].dtype == jnp.bfloat16
+
+
 @pytest.mark.slow
 def test_a_mesh_and_shared_prompts_change_no_number():
     # SGD, so that rounding stays rounding.
