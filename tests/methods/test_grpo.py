@@ -7,7 +7,7 @@ import pytest
 
 from rlpost.advantages import batch_std, group_mean, group_relative, group_std
 from rlpost.aggregates import token_mean
-from rlpost.losses import k2, unbiased_k3
+from rlpost.losses import k2, truncated_importance, unbiased_k3
 from rlpost.masks import drop_truncated
 from rlpost.methods import grpo, reinforce
 from rlpost.types import Batch, Scores, total
@@ -99,6 +99,31 @@ def test_the_trainers_own_old_policy_takes_the_samplers_place():
         return loop(data, logp, old=data.old, estimator=np.zeros_like, **parts)
 
     twins.check_twin(grpo(), twin, data, batch)
+
+
+def test_truncated_importance_matches_a_plain_loop_in_value_and_gradient():
+    # A sampler further off, so that some weights are above the cap and some below.
+    data = twins.rows()
+    data.behavior = data.old + np.random.default_rng(5).normal(size=data.old.shape)
+    batch = twins.batch_of(data, old_logp=data.old.astype(np.float32))
+    mismatch = np.exp(data.old - data.behavior)
+    kept = data.mask & np.isfinite(data.reward)[:, None]
+    assert 0.2 < np.mean(mismatch[kept] > 1.3) < 0.8
+
+    def twin(logp, _):
+        loss = 0.0
+        for i in np.flatnonzero(kept.any(-1)):
+            mates = data.reward[kept.any(-1) & (data.group == data.group[i])]
+            advantage = (data.reward[i] - np.mean(mates)) / sample_std(mates)
+            for t in np.flatnonzero(kept[i]):
+                ratio = np.exp(logp[i, t] - data.old[i, t])
+                bounded = min(max(ratio, 0.8), 1.2)
+                surrogate = min(ratio * advantage, bounded * advantage)
+                loss -= min(mismatch[i, t], 1.3) * surrogate
+        return loss / kept.sum()
+
+    objective = grpo(weights=[truncated_importance(1.3)], aggregate=token_mean)
+    twins.check_twin(objective, twin, data, batch)
 
 
 def test_on_policy_with_a_wide_band_it_is_reinforce_with_a_group_baseline():
