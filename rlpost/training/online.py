@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from rlpost.diagnostics import pass_at_k
-from rlpost.models.paths import join, partition
+from rlpost.models.paths import join, partition, path_name
 from rlpost.sampling.rollout import to_batch
 from rlpost.sampling.sampler import Sampler
 from rlpost.training import microbatches, rollouts
@@ -49,10 +49,7 @@ def online(
     constrain = None if run.mesh is None else constrain_like(run.mesh)
     learn = learner(run.objective, run.score, run.optimizer, constrain=constrain)
     sampler = _sampler(run)
-    size = {
-        "parameters": sum(x.size for x in jax.tree.leaves(initial)),
-        "trained": sum(x.size for x in jax.tree.leaves(trained)),
-    }
+    size = {"parameters": _met(initial), "trained": _met(trained)}
     state: dict[str, Any] = {"policy": learn.init(trained)}
     if run.critic is not None:
         critic = learner(run.critic.objective, run.critic.score, run.critic.optimizer)
@@ -144,7 +141,8 @@ def online(
         tokens = int(np.sum(rollout.length))
         metrics |= rollouts.rollout_metrics(rollout, scored) | watched
         metrics |= throughput(tokens, end - start)
-        mfu = throughput(tokens, end - begin, flops=train_flops(tokens, **size))
+        needed = rollouts.needed_tokens(rollout) if run.share else tokens
+        mfu = throughput(tokens, end - begin, flops=train_flops(needed, **size))
         metrics |= {k: v for k, v in mfu.items() if k == "speed/mfu"}
         metrics["speed/sampler_utilisation"] = sampler.stats.utilisation
         if run.controller is not None:
@@ -177,6 +175,14 @@ def online(
 
     host: dict[str, HostState] = {"prompts": run.prompts, "guards": guards}
     return Program(state, iterate, evaluate, params, host)
+
+
+def _met(params: Params) -> int:
+    """How many parameters a token meets in a product: an untied embedding is read."""
+    leaves, _ = jax.tree_util.tree_flatten_with_path(params)
+    sizes = {path_name(path): leaf.size for path, leaf in leaves}
+    untied = "head" in {name.partition("/")[0] for name in sizes}
+    return sum(n for name, n in sizes.items() if not (untied and name == "embed"))
 
 
 def _sampler(run: Run) -> Sampler:

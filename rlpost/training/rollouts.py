@@ -67,6 +67,14 @@ def samples_of(run: Run, tasks: Sequence[Task], rollout: Rollout) -> list[Sample
     return samples
 
 
+def needed_tokens(rollout: Rollout) -> int:
+    """Tokens of a rollout with each different prompt counted once."""
+    tokens = np.asarray(rollout.tokens)
+    ends = np.asarray(rollout.prompt_length).tolist()
+    prompts = {row[:end].tobytes(): end for row, end in zip(tokens, ends, strict=True)}
+    return int(np.sum(rollout.length) - sum(ends) + sum(prompts.values()))
+
+
 def score_samples(reward: RewardPool | Reward, samples: Sequence[Sample]) -> Scored:
     """Rewards with their failures, by a pool or in this process.
 

@@ -18,8 +18,10 @@ from rlpost.sampling.tokenizer import characters
 from rlpost.scores import token_scores
 from rlpost.training.checkpoints import Checkpoints
 from rlpost.training.online import online
+from rlpost.training.rollouts import needed_tokens
 from rlpost.training.run import Run
 from rlpost.training.sharding import make_mesh
+from rlpost.types import Rollout
 
 TOKENIZER = characters(ALPHABET)
 POLICY = decoder(DecoderSpec(vocab=TOKENIZER.vocab_size, width=8, depth=1, heads=2))
@@ -248,3 +250,19 @@ def test_a_mesh_and_shared_prompts_change_no_number():
         for name in ("reward/mean", "response/tokens", "kl", "advantage"):
             mine, theirs = others[1].metrics[name], reports[1].metrics[name]
             assert mine == pytest.approx(theirs, abs=1e-5), name
+
+
+def test_tokens_that_a_train_step_needs():
+    # Prompts 1 2, 1 2 and 3 with responses of 1, 2 and 1: 2 + 1 + 4 = 7 of all 9.
+    rollout = Rollout(
+        tokens=np.array([[1, 2, 5, 0], [1, 2, 5, 5], [3, 5, 0, 0]], np.int32),
+        mask=np.ones((3, 4), bool),
+        behavior_logp=np.zeros((3, 4)),
+        kept=np.ones((3, 4)),
+        prompt_length=np.array([2, 2, 1]),
+        length=np.array([3, 4, 2]),
+        temperature=np.ones(3),
+        version=np.zeros(3, int),
+        finish=np.zeros(3, int),
+    )
+    assert needed_tokens(rollout) == 7
