@@ -52,9 +52,12 @@ def from_folder(path: str | pathlib.Path) -> Tokenizer:
         raise ValueError(f"{file} is not a tokenizer: {error}") from error
     settings = _json(folder / "special_tokens_map.json")
     settings |= _json(folder / "tokenizer_config.json")
-    generation = _json(folder / "generation_config.json") or _json(
-        folder / "config.json"
-    )
+    # A generation config may leave out what the config says.
+    generation = _json(folder / "config.json") | {
+        key: value
+        for key, value in _json(folder / "generation_config.json").items()
+        if value is not None
+    }
     names = {
         key: token if isinstance(token, str) else token["content"]
         for key, token in settings.items()

@@ -64,6 +64,19 @@ def byte_level(tmp_path_factory):
     )
 
 
+@pytest.mark.parametrize("said", [{}, {"eos_token_id": None}, {"top_p": 0.9}])
+def test_a_generation_config_may_leave_the_stops_to_the_config(tmp_path, said):
+    folder = folder_of(
+        tmp_path,
+        library_bpe(),
+        config={"eos_token_id": [7, 2], "pad_token_id": 1},
+        generation_config=said,
+    )
+    tokenizer = from_folder(folder)
+    assert tokenizer.stop_ids == (7, 2)
+    assert tokenizer.pad_id == 1
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.text() | st.text("the cat's 12\n<|end>é🙂"))
 def test_byte_level_agrees_with_the_library(byte_level, text):
