@@ -52,7 +52,7 @@ def evaluate(reward: Reward, samples: Sequence[Sample]) -> dict[str, Any]:
         if not isinstance(given, Mapping):
             return {"invalid": f"returned {given!r:.200}, expected {{part: f32[B]}}"}
         return {"parts": {str(k): np.asarray(v).tolist() for k, v in given.items()}}
-    except Exception:
+    except (Exception, SystemExit):  # a script's exit() ends its sample, not the run
         return {"raised": traceback.format_exc()}
 
 

@@ -136,6 +136,19 @@ def test_scoring_in_the_calling_thread():
         score_here(faulty.never, samples("1"))
 
 
+def test_a_reward_that_calls_exit_costs_its_own_sample():
+    def reward(some):
+        if some[0].text == "exit":
+            raise SystemExit(3)
+        return {"reward": [1.0]}
+
+    asked = samples("1", "exit")
+    threads = RewardPool(reward, threads=True, workers=1, limit=60)
+    for scored in (score_here(reward, asked), threads.score(asked)):
+        np.testing.assert_array_equal(scored.reward, [1, np.nan])
+        assert scored.counts == {"raised": 1}
+
+
 def test_no_samples(make):
     assert make().score([]).reward.shape == (0,)
 
