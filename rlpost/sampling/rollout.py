@@ -30,7 +30,7 @@ def to_batch(
         rollout: sampled rows.
         reward: f32[B], nan for unscorable.
         group: i32[B], an id per prompt.
-        extras: further arrays [B, ...].
+        extras: further arrays [B, ...]; one whose second axis is T is padded too.
         multiple: T is padded to a multiple of this, so that fewer shapes compile.
 
     Raises:
@@ -55,7 +55,11 @@ def to_batch(
 
     def pad(x: Any) -> Array:
         # On the host, where a new T compiles nothing.
-        return jnp.asarray(np.pad(x, ((0, 0), (0, -mask.shape[1] % multiple))))
+        x = np.asarray(x)
+        if x.shape[1:2] != mask.shape[1:]:
+            return jnp.asarray(x)
+        widths = [(0, 0), (0, -x.shape[1] % multiple), *[(0, 0)] * (x.ndim - 2)]
+        return jnp.asarray(np.pad(x, widths))
 
     batch = Batch(
         mask=pad(mask),
@@ -67,7 +71,7 @@ def to_batch(
         temperature=jnp.asarray(rollout.temperature),
         truncated=jnp.asarray(rollout.truncated),
         version=jnp.asarray(rollout.version),
-        extras={name: jnp.asarray(x) for name, x in (extras or {}).items()},
+        extras={name: pad(x) for name, x in (extras or {}).items()},
     )
     check_batch(batch)
     return batch

@@ -55,7 +55,11 @@ def test_rows_carry_what_losses_ask_for():
 
 
 def test_padding_to_a_multiple_is_off_the_mask():
-    batch = to_batch(rollout(), multiple=16)
+    extras = {"law": np.ones((2, 4, 3)), "row": np.ones(2), "few": np.ones((2, 3))}
+    batch = to_batch(rollout(), multiple=16, extras=extras)
+    # What belongs to the tokens keeps to them.
+    shapes = {name: x.shape for name, x in batch.extras.items()}
+    assert shapes == {"law": (2, 16, 3), "row": (2,), "few": (2, 3)}
     assert batch.tokens.shape == batch.mask.shape == (2, 16)
     assert not batch.mask[:, 4:].any()
     assert not batch.behavior_logp[:, 4:].any()
