@@ -156,16 +156,12 @@ def test_everything_public_says_what_it_does(path):
     assert not bare, f"{path}: no docstring on {bare}"
 
 
-def test_no_trace_of_one_machine_or_registry():
+def test_no_trace_of_one_machine():
     # Spelt in pieces, so that this file passes its own test.
     forbidden = re.compile(
         "|".join(
             [
                 r"(?<![\w.])/" + r"(root|work|home)/",
-                r"/tmp" + r"/v/",
-                "py" + r"pi\.org",
-                r"files\.python" + "hosted",
-                "registry" + r"\.npmjs",
                 r"\bTO" + r"DO\b",
                 r"\bFIX" + r"ME\b",
             ]
@@ -182,6 +178,12 @@ def test_no_trace_of_one_machine_or_registry():
             for m in forbidden.finditer(text)
         ]
     assert not found, found
+
+
+def test_versions_are_pinned_without_addresses():
+    pins = (ROOT / "constraints.txt").read_text("utf-8")
+    assert "://" not in pins
+    assert "index-url" not in pins
 
 
 def test_packages_are_complete():
@@ -262,8 +264,6 @@ def test_contributing_is_true():
 
 def test_readme_commands_exist():
     readme = ROOT / "README.md"
-    if not readme.exists():
-        pytest.skip("no README.md yet")
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
     text = readme.read_text("utf-8")
     # In code alone: prose may "make sense".
