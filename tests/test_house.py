@@ -262,6 +262,17 @@ def test_contributing_is_true():
     names["test_invariants"]()
 
 
+def test_readme_example_is_true():
+    text = (ROOT / "README.md").read_text("utf-8")
+    names: dict = {}
+    for block in re.findall(r"```python\n(.*?)```", text, re.S):
+        exec(compile(block, "README.md", "exec"), names)
+    # Two answers, rewards 1 and 0: A is +-.5 / (std .7071 + 1e-4), over 6 tokens.
+    push = 0.5 / (0.5**0.5 + 1e-4) / 6
+    for row, sign in zip(names["push"].tolist(), (-1, 1), strict=True):
+        assert row == pytest.approx([sign * push] * 3, rel=1e-5)
+
+
 def test_readme_commands_exist():
     readme = ROOT / "README.md"
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.M))
