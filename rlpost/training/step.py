@@ -229,8 +229,3 @@ def ema(average: Params, params: Params, decay: float | Array) -> Params:
     return jax.tree.map(
         lambda a, p: (decay * a + (1.0 - decay) * p).astype(a.dtype), average, params
     )
-
-
-def snapshot(params: Params) -> Params:
-    """A copy that outlives the next donated step."""
-    return jax.tree.map(jnp.copy, params)

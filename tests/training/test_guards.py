@@ -128,9 +128,8 @@ def test_a_fingerprint_of_any_dtype(dtype):
     assert fingerprint({}).shape == (0,)
 
 
-def test_the_fingerprint_is_the_same_on_any_sharding():
-    if jax.device_count() < 2:
-        pytest.skip("needs several devices")
+def test_the_fingerprint_is_the_same_on_any_sharding(devices):
+    assert len(devices) == 8
     mesh = jax.make_mesh((jax.device_count(),), ("x",))
     rows = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
     values = jax.random.normal(jax.random.key(0), (16, 4))

@@ -9,7 +9,7 @@ import pytest
 from rlpost.models.paths import join, partition
 from rlpost.training import microbatches
 from rlpost.training.sharding import constrain_like, shard_params, shard_rows
-from rlpost.training.step import TrainState, apply_gradient, ema, learner, snapshot
+from rlpost.training.step import TrainState, apply_gradient, ema, learner
 from rlpost.types import Batch, Mean, Objective, Scores
 
 ROWS, SLOTS, VOCAB = 12, 7, 5
@@ -220,8 +220,6 @@ def test_exponential_average_by_hand():
     new = ema(average, {"w": 3 * jnp.ones(2)}, 0.9)
     np.testing.assert_allclose(new["w"].astype(np.float32), 1.2, rtol=1e-2)
     assert new["w"].dtype == jnp.bfloat16
-    copy = snapshot(average)
-    assert copy["w"].unsafe_buffer_pointer() != average["w"].unsafe_buffer_pointer()
 
 
 def test_an_update_without_microbatches_is_refused():

@@ -77,7 +77,12 @@ def test_a_function_among_the_choices_is_the_same_in_the_next_process(tmp_path):
     # Its repr ends in an address, which differs from process to process.
     with Workdir(tmp_path / "run") as folder:
         folder.record("choices", {"aggregate": lambda x: x})
+        first = folder.read_json("choices.json")
         folder.record("choices", {"aggregate": lambda x: x})
+        assert folder.read_json("choices.json") == first
+        assert " at 0x" not in first["aggregate"]
+        with pytest.raises(WorkdirError, match="aggregate: was"):
+            folder.record("choices", {"aggregate": len})
 
 
 def test_a_folder_of_something_else_and_a_file_are_refused(tmp_path):
